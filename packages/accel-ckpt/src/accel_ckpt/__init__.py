@@ -1,0 +1,1 @@
+"""Transactional, pickle-free checkpoints for PyTorch that load on any world size."""

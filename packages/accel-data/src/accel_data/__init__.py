@@ -1,0 +1,1 @@
+"""Shard any PyTorch DataLoader exactly, and resume it at any batch."""

@@ -1,0 +1,1 @@
+"""Start training processes on one machine or many, from one command."""

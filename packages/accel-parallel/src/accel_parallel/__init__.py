@@ -1,0 +1,1 @@
+"""Parallelism for PyTorch as an ordered plan of small, checkable steps."""

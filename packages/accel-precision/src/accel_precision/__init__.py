@@ -1,0 +1,1 @@
+"""Mixed precision that never surprises, for plain PyTorch models."""

@@ -1,0 +1,1 @@
+"""Ranks, devices, settings, collectives and reproducible randomness for PyTorch training."""

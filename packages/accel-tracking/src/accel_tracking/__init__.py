@@ -1,0 +1,1 @@
+"""Experiment trackers behind one small interface."""
