@@ -4,7 +4,7 @@
     accel launch --cpu --num-processes 2 docs/examples/digits.py --resume
     python docs/examples/digits.py --mixed-precision bf16
 
-The data is scikit-learn's copy of the UCI handwritten digits (1,797 images of 8 x 8 pixels), which ships with the package.
+The data is scikit-learn's copy of the UCI handwritten digits: 1,797 images of 8 x 8 pixels, inside the package.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def draw_mistakes(images: Tensor, labels: Tensor, guesses: Tensor, path: Path) -
 
 
 def run_directory(base: Path, resume: bool) -> Path:
-    """The newest run's folder under `base` to resume, else the next free one; the main process's choice on every rank."""
+    """The newest run's folder to resume, else the next free one: the main process's choice on every rank."""
     numbers = [int(path.name[4:]) for path in base.glob("run-*") if path.name[4:].isdigit()]
     newest = max(numbers, default=0)
     choice = [f"run-{newest if resume and newest else newest + 1}"]
