@@ -1,0 +1,65 @@
+"""``tools/dev test``: pytest over packages and integration tests, by tiers."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from devtool.paths import BIN, PYTHON, ROOT, DevError, become, must_run, packages, say
+from devtool.tiers import MARKERS, TIERS, marker_expression
+
+OTHER_TARGETS = ("integration-tests", "tools")
+
+
+def targets() -> list[str]:
+    """What can be named on the command line."""
+    return [*packages(), *OTHER_TARGETS]
+
+
+def run_tests(names: list[str], tiers: list[str], pytest_arguments: list[str]) -> int:
+    """Run the core tier and the chosen ones for all or the named targets; does not return but for an error."""
+    filled = filled_tiers()
+    empty = [name for name in tiers if name not in filled]
+    if empty:
+        raise DevError(f"there is no test yet in the tier(s) {', '.join(empty)}; there are some in: {_listed(filled)}")
+    left_out = [name for name in TIERS if name not in tiers]
+    if left_out:
+        texts = [name if name in filled else f"{name} (empty yet)" for name in left_out]
+        say(f"core tier{''.join(f' + {name}' for name in tiers)}; left out: {', '.join(texts)}")
+    if "isolated" in tiers:
+        wanted = [name for name in names if name in packages()]
+        must_run([PYTHON, ROOT / "tools" / "dev", "isolated", *wanted])
+    folders = [name if name in OTHER_TARGETS else f"packages/{name}/tests" for name in names]
+    command = [*pytest_command(), "-m", marker_expression(tiers), *folders, *pytest_arguments]
+    become(command, env=test_environment())
+
+
+def pytest_command() -> list[str]:
+    """pytest over as many workers as there are cores, at most eight (each may start ranks of its own)."""
+    workers = min(_usable_cores(), 8)
+    return [str(BIN / "pytest"), "-n", str(workers), "--dist", "worksteal"]
+
+
+def test_environment() -> dict[str, str]:
+    """One thread per process, since workers fill the cores; none of the shell's settings for training runs."""
+    training = ("ACCEL_", "ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(training)}
+    environment.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
+    return environment
+
+
+def filled_tiers() -> list[str]:
+    """The tiers that have at least one test."""
+    found = {"isolated"}
+    for folder in ("packages", *OTHER_TARGETS):
+        for path in (ROOT / folder).rglob("test_*.py"):
+            found.update(re.findall(r"\bmark\.(\w+)", path.read_text()))
+    return [name for name in TIERS if name in found & {*MARKERS, "isolated"}]
+
+
+def _usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names) or "none"
