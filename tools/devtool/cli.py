@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import sys
 from collections.abc import Sequence
 
@@ -109,6 +108,8 @@ def chosen(names: Sequence[str], allowed: Sequence[str]) -> list[str]:
     """Check names given on the command line against those that exist; none given means all."""
     for name in names:
         if name not in allowed:
+            import difflib
+
             near = difflib.get_close_matches(name, allowed, n=1)
             hint = f" (did you mean {near[0]}?)" if near else ""
             raise DevError(f"there is no {name!r}{hint}; there are: {', '.join(allowed)}")

@@ -13,13 +13,10 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import importlib.metadata
-import importlib.util
 import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +27,7 @@ TORCH_VERSION = "2.13.0"
 TORCH_OLDEST = (2, 9)
 UV_REQUIREMENT = "uv>=0.13"
 UV = VENV / "bin" / "uv"
+TESTKIT = ROOT / "tools" / "testkit"
 STATE = VENV / "accel-dev.json"
 EXISTING_TORCH = "accel-existing-torch.pth"
 
@@ -121,9 +119,9 @@ def _read_state() -> State:
 
 
 def _write_state(state: State) -> None:
-    with tempfile.NamedTemporaryFile("w", dir=VENV, delete=False) as file:
-        json.dump(state, file, indent=1)
-    Path(file.name).replace(STATE)
+    new = STATE.with_suffix(".new")
+    new.write_text(json.dumps(state, indent=1))
+    new.replace(STATE)
 
 
 @contextmanager
@@ -213,6 +211,9 @@ def _torch_source(asked: str | None, state: State) -> str:
 
 def _existing_torch() -> Path | None:
     """The folder from which the running interpreter imports a torch that is new enough."""
+    import importlib.metadata
+    import importlib.util
+
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
@@ -262,6 +263,7 @@ def _install_members(again: bool) -> None:
     for package in packages():
         command += ["-e", ROOT / "packages" / package]  # one -e each: a glob would make only the first editable
     must_run(command, env=_uv_environment())
+    (_site_packages() / "accel-testkit.pth").write_text(f"{TESTKIT / 'src'}\n")
 
 
 def _site_packages() -> Path:

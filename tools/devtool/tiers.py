@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tier:
+class Tier(NamedTuple):
     """A group of tests that only runs when asked for, because it takes long or needs more installed."""
 
     name: str
