@@ -39,4 +39,12 @@ SETTINGS: tuple[Setting, ...] = (
         minimum=1,
         for_workers=False,
     ),
+    define(
+        "grace_s",
+        int,
+        10,
+        "Seconds that processes have to end after a signal, or after one of them failed, before they are killed.",
+        minimum=0,
+        for_workers=False,
+    ),
 )

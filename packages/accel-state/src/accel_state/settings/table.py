@@ -6,12 +6,13 @@ from collections.abc import Iterable
 from functools import cache
 
 from accel_state.errors import SettingError
-from accel_state.settings import device, launching, reporting, training
+from accel_state.settings import device, engines, launching, reporting, training
 from accel_state.settings.model import Setting
 
 SECTIONS: tuple[tuple[str, tuple[Setting, ...]], ...] = (
     ("device", device.SETTINGS),
     ("training", training.SETTINGS),
+    ("engines", engines.SETTINGS),
     ("launching", launching.SETTINGS),
     ("reporting", reporting.SETTINGS),
 )
