@@ -82,7 +82,9 @@ def _parser() -> argparse.ArgumentParser:
 
     add("lint", "ruff, mypy and import-linter over everything")
 
-    isolated = add("isolated", "test built wheels, each in an environment with only what it declares; -- ARGS to pytest")
+    isolated = add(
+        "isolated", "test built wheels, each in an environment with only what it declares; -- ARGS to pytest"
+    )
     isolated.add_argument("packages", nargs="*", metavar="PACKAGE", help="only these; all by default")
 
     lock = add("lock", "resolve uv.lock anew, without hosts and without torch")
@@ -184,10 +186,10 @@ def _docs(_options: argparse.Namespace, _extra: list[str]) -> int:
 
 def _bench(options: argparse.Namespace, _extra: list[str]) -> int:
     _inside()
-    from devtool import bench
+    from devtool import benches
 
-    names = chosen(options.names, bench.names())
-    return bench.run_benches(names, as_json=options.json, rounds=options.rounds)
+    names = chosen(options.names, benches.names())
+    return benches.run_benches(names, as_json=options.json, rounds=options.rounds)
 
 
 _COMMANDS = {

@@ -4,7 +4,7 @@ Steps, in order: the virtual environment, torch, uv, the pinned packages of ``uv
 ``.venv/accel-dev.json`` records under which key each step was finished and which one is running, so that
 
 - nothing is done twice: a step whose key is unchanged is skipped;
-- an interrupted or failed step is done again from scratch (``--force-reinstall`` and the like), the earlier ones are kept.
+- an interrupted or failed step is done again from scratch (``--force-reinstall``), the earlier ones are kept.
 
 torch's build is the user's choice and never comes from the lock: see docs/decisions/locking.md.
 """
@@ -55,10 +55,28 @@ def ensure(torch: str | None = None) -> None:
 
 
 def installer_environment() -> dict[str, str]:
-    """The environment for pip and uv: the user's index, proxy, cache and certificate settings, none of the redirecting ones."""
-    kept_uv = ("INDEX", "DEFAULT_INDEX", "EXTRA_INDEX", "FIND_LINKS", "CACHE_DIR", "LINK_MODE", "HTTP", "NATIVE_TLS")
+    """The environment for pip and uv: index, proxy, cache and certificates are the user's, nothing redirects."""
+    kept_uv: tuple[str, ...] = (
+        "INDEX",
+        "DEFAULT_INDEX",
+        "EXTRA_INDEX",
+        "FIND_LINKS",
+        "CACHE_DIR",
+        "LINK_MODE",
+        "HTTP",
+        "NATIVE_TLS",
+    )
     kept_uv += ("SYSTEM_CERTS", "KEYRING", "INSECURE", "CONCURRENT", "OFFLINE", "CONFIG_FILE")
-    kept_pip = ("INDEX_URL", "EXTRA_INDEX_URL", "FIND_LINKS", "NO_INDEX", "CONSTRAINT", "CONFIG_FILE", "PROXY", "CERT")
+    kept_pip: tuple[str, ...] = (
+        "INDEX_URL",
+        "EXTRA_INDEX_URL",
+        "FIND_LINKS",
+        "NO_INDEX",
+        "CONSTRAINT",
+        "CONFIG_FILE",
+        "PROXY",
+        "CERT",
+    )
     kept_pip += ("CLIENT_CERT", "TRUSTED_HOST", "CACHE_DIR", "NO_CACHE_DIR", "RETRIES", "TIMEOUT", "DEFAULT_TIMEOUT")
     kept_pip += ("KEYRING_PROVIDER", "PRE", "USE_FEATURE")
     dropped = {"PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX"}
@@ -74,7 +92,7 @@ def installer_environment() -> dict[str, str]:
 
 
 def export_pins(target: Path, *selection: str) -> Path:
-    """Write hash-pinned requirements of ``uv.lock`` for a selection (``--all-packages``, ``--package X``, ``--only-group X``)."""
+    """Write hash-pinned requirements from ``uv.lock`` for a selection, such as ``--package accel --all-extras``."""
     target.parent.mkdir(parents=True, exist_ok=True)
     command = [UV, "export", "--quiet", "--no-config", "--frozen", "--no-emit-workspace", *selection, "--output-file"]
     must_run([*command, target], env=installer_environment())
@@ -258,7 +276,7 @@ def _install_all_pins(again: bool) -> None:
 
 
 def _install_members(again: bool) -> None:
-    command: list[str | Path] = [UV, "pip", "install", "--quiet", "--python", PYTHON, "--no-deps"]
+    command: list[object] = [UV, "pip", "install", "--quiet", "--python", PYTHON, "--no-deps"]
     command += ["--no-build-isolation", *(["--reinstall"] if again else [])]
     for package in packages():
         command += ["-e", ROOT / "packages" / package]  # one -e each: a glob would make only the first editable

@@ -119,8 +119,9 @@ def make_environment(package: str, wheels: dict[str, Path], torch: Path) -> Path
 
 
 def check_environment(package: str, python: Path) -> None:
-    """Raise ``DevError`` when a package comes from elsewhere than its wheel, or one can be imported that is not declared."""
-    code = "import importlib.util as u, json, sys; print(json.dumps({n: s and s.origin for n in sys.argv[1:] for s in [u.find_spec(n)]}))"
+    """Raise ``DevError`` when a package does not come from its wheel, or can be imported without being declared."""
+    code = "import json, sys; from importlib.util import find_spec as find; "
+    code += "print(json.dumps({name: spec and spec.origin for name in sys.argv[1:] for spec in [find(name)]}))"
     names = [import_name(name) for name in packages()]
     origins = json.loads(output_of([python, "-I", "-c", code, *names]))
     declared = [import_name(name) for name in declared_members(package)]

@@ -17,7 +17,7 @@ def run_lint() -> int:
     checks = {
         "ruff check": ["ruff", "check", "--quiet", "."],
         "ruff format": ["ruff", "format", "--check", "--quiet", "."],
-        "import-linter": ["lint-imports", "--no-timings"],
+        "import-linter": ["lint-imports", "--no-cache"],
         "mypy": ["mypy", "--no-error-summary", *sources],
     }
     failed = []
@@ -26,11 +26,15 @@ def run_lint() -> int:
         done = subprocess.run(
             [str(BIN / command[0]), *command[1:]], cwd=ROOT, check=False, capture_output=True, text=True
         )
-        print(f"{name:<14} {'ok' if done.returncode == 0 else 'FAILED':<6} {time.monotonic() - start:5.1f} s", flush=True)
+        print(
+            f"{name:<14} {'ok' if done.returncode == 0 else 'FAILED':<6} {time.monotonic() - start:5.1f} s", flush=True
+        )
         if done.returncode != 0:
             failed.append(name)
             print(done.stdout + done.stderr, flush=True)
     if failed:
         fix = " (tools/dev lint only looks; `.venv/bin/ruff check --fix . && .venv/bin/ruff format .` repairs)"
-        print(f"lint: {', '.join(failed)} failed{fix if any('ruff' in name for name in failed) else ''}", file=sys.stderr)
+        print(
+            f"lint: {', '.join(failed)} failed{fix if any('ruff' in name for name in failed) else ''}", file=sys.stderr
+        )
     return 1 if failed else 0

@@ -17,6 +17,9 @@ PYTHON = BIN / "python"
 CACHE = ROOT / ".cache"
 
 
+Command = Sequence[object]  # strings and paths; each part is given as its text
+
+
 class DevError(Exception):
     """Something that the person at the keyboard can put right; the message says how."""
 
@@ -42,19 +45,19 @@ def say(text: str) -> None:
     print(f"tools/dev: {text}", file=sys.stderr, flush=True)
 
 
-def run(command: Sequence[str | Path], *, env: Mapping[str, str] | None = None, cwd: Path = ROOT) -> int:
+def run(command: Command, *, env: Mapping[str, str] | None = None, cwd: Path = ROOT) -> int:
     """Run a command with its output on the terminal; returns its exit code."""
     return subprocess.run([str(part) for part in command], env=env, cwd=cwd, check=False).returncode
 
 
-def must_run(command: Sequence[str | Path], *, env: Mapping[str, str] | None = None, cwd: Path = ROOT) -> None:
+def must_run(command: Command, *, env: Mapping[str, str] | None = None, cwd: Path = ROOT) -> None:
     """Run a command and raise ``DevError`` that names it when it fails."""
     code = run(command, env=env, cwd=cwd)
     if code != 0:
         raise DevError(f"this command failed with exit code {code} (its output is above):\n  {_shown(command)}")
 
 
-def output_of(command: Sequence[str | Path], *, env: Mapping[str, str] | None = None, cwd: Path = ROOT) -> str:
+def output_of(command: Command, *, env: Mapping[str, str] | None = None, cwd: Path = ROOT) -> str:
     """What a command wrote to its standard output; raises ``DevError`` with both streams when it fails."""
     done = subprocess.run(
         [str(part) for part in command], env=env, cwd=cwd, check=False, capture_output=True, text=True
@@ -66,7 +69,7 @@ def output_of(command: Sequence[str | Path], *, env: Mapping[str, str] | None = 
     return done.stdout
 
 
-def become(command: Sequence[str | Path], *, env: Mapping[str, str] | None = None) -> NoReturn:
+def become(command: Command, *, env: Mapping[str, str] | None = None) -> NoReturn:
     """Replace this process by a command, run from the project's root, so that signals and exit codes are its own."""
     os.chdir(ROOT)
     sys.stdout.flush()
@@ -75,5 +78,5 @@ def become(command: Sequence[str | Path], *, env: Mapping[str, str] | None = Non
     os.execve(arguments[0], arguments, dict(os.environ if env is None else env))
 
 
-def _shown(command: Sequence[str | Path]) -> str:
+def _shown(command: Command) -> str:
     return " ".join(str(part) for part in command)

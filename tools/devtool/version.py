@@ -21,7 +21,7 @@ def read() -> str:
     if len(set(found.values())) != 1:
         listed = "\n".join(f"  {name}: {version}" for name, version in found.items())
         raise DevError(f"the versions do not agree; `tools/dev version X.Y.Z` writes one everywhere:\n{listed}")
-    return found["the workspace"]
+    return str(found["the workspace"])
 
 
 def state_range(version: str) -> str:

@@ -1,0 +1,1 @@
+"""Benchmarks beside the peer: ``tools/dev bench``, figures in docs/benchmarks.md."""

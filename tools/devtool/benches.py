@@ -1,0 +1,54 @@
+"""``tools/dev bench``: run ``tools/bench`` with the peer in an environment of its own.
+
+The peer's environment, ``.cache/peer-env``, has the peer and its dependencies as pinned in ``uv.lock`` (group ``peer``)
+and sees torch through the same links as ``tools/dev isolated``: both libraries run on the very same torch. Ours is
+measured as its users have it, from built wheels with their declared dependencies: ``.cache/isolated/accel``.
+
+Runs inside ``.venv``: it needs ``packaging``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+from devtool.environment import UV, export_pins, install_pins, installer_environment
+from devtool.isolated import build_wheels, link_torch, make_environment
+from devtool.paths import CACHE, ROOT, must_run, output_of, run, say
+
+FOLDER = ROOT / "tools" / "bench"
+PEER = CACHE / "peer-env"
+
+
+def names() -> list[str]:
+    """The benchmarks that there are: ``import`` for ``tools/bench/bench_import.py``."""
+    return sorted(path.stem.removeprefix("bench_") for path in FOLDER.glob("bench_*.py"))
+
+
+def run_benches(chosen: list[str], *, as_json: bool, rounds: int | None) -> int:
+    """Run benchmarks one after the other; returns 1 when one failed or missed a bound."""
+    torch = link_torch()
+    ours, peer = make_environment("accel", build_wheels(), torch), _peer_environment(torch)
+    options: list[object] = ["--ours", ours, "--peer", peer]
+    options += ["--json"] if as_json else []
+    options += ["--rounds", rounds] if rounds else []
+    codes = [run([sys.executable, "-m", f"bench.bench_{name}", *options], cwd=FOLDER.parent) for name in chosen]
+    return int(any(codes))
+
+
+def _peer_environment(torch: Path) -> Path:
+    """The interpreter of the peer's environment, made anew when its pins or torch changed."""
+    python, stamp = PEER / "bin" / "python", PEER / "stamp.json"
+    pins = export_pins(CACHE / "peer.txt", "--package", "accel-workspace", "--only-group", "peer")
+    text = json.dumps({"pins": hashlib.sha256(pins.read_bytes()).hexdigest(), "torch": str(torch)})
+    if not stamp.exists() or stamp.read_text() != text:
+        say(f"making the peer's environment, {PEER.relative_to(ROOT)}")
+        command = [UV, "venv", "--quiet", "--clear", "--no-config", "--python", sys.executable, PEER]
+        must_run(command, env=installer_environment())
+        install_pins(python, pins)
+        site = output_of([python, "-I", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).strip()
+        (Path(site) / "shared.pth").write_text(f"{torch}\n")
+        stamp.write_text(text)
+    return python
