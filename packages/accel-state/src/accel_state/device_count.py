@@ -46,8 +46,9 @@ def _count_cuda(environ: Environment) -> int:
     num_rocm = _rocm_device_count(Path("/sys/class/kfd/kfd/topology/nodes"))
     if not num_rocm:
         return _visible_count(environ.get("CUDA_VISIBLE_DEVICES"), _nvidia_hardware())
-    for variable in ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):  # each numbers anew
-        num_rocm = _visible_count(environ.get(variable), CudaHardware([""] * num_rocm, [False] * num_rocm))
+    hip = environ.get("HIP_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES"))
+    for selection in (environ.get("ROCR_VISIBLE_DEVICES"), hip):  # HIP numbers what the runtime below it leaves
+        num_rocm = _visible_count(selection, CudaHardware([""] * num_rocm, [False] * num_rocm))
     return num_rocm
 
 

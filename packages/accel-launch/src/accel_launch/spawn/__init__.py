@@ -1,0 +1,1 @@
+"""The engine for one machine without restarts: our own, without torch."""

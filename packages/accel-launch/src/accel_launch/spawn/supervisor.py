@@ -1,0 +1,200 @@
+"""Start all ranks of this machine, pass their stderr on, and see to it that all of them end."""
+
+from __future__ import annotations
+
+import os
+import select
+import selectors
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from accel_launch.plan import LaunchPlan, RankPlan
+from accel_launch.spawn.child import Child, copy_window_size
+from accel_launch.spawn.guard import Guard
+from accel_launch.spawn.port import Port
+from accel_launch.spawn.report import exit_code, failure_message, first_failure, shell_code
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def supervise(plan: LaunchPlan) -> int:
+    """Run a plan to its end; has to be called on the main thread.
+
+    The first rank that fails ends the others: SIGTERM, and SIGKILL to the whole group after `plan.grace_s`. A signal
+    to the launcher is handed on once; a second Ctrl-C kills at once.
+
+    Returns:
+        0 when all ended well, else the exit code of the first failure.
+
+    Raises:
+        LaunchError: the port is taken or a command cannot be started; whoever was started already is ended.
+    """
+    port = Port(plan.address, plan.port) if plan.address and len(plan.ranks) > 1 else None
+    guard = Guard()
+    try:
+        with _wakeups() as wakeup:
+            run = _Run(plan, guard, wakeup)
+            try:
+                run.start(None if port is None else port.number)
+                run.wait()
+            finally:
+                run.end()
+            return run.conclude()
+    finally:
+        guard.dismiss()
+        if port is not None:
+            port.close()
+
+
+class _Run:
+    """The processes of one launch and how far it is."""
+
+    def __init__(self, plan: LaunchPlan, guard: Guard, wakeup: int) -> None:
+        self.plan = plan
+        self.guard = guard
+        self.wakeup = wakeup
+        self.children: list[Child] = []
+        self.interrupted_by: signal.Signals | None = None
+        self.is_stopping = False  # the ranks were asked to end
+        self.deadline_s: float | None = None  # on the monotonic clock, for those that were
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(wakeup, selectors.EVENT_READ)
+
+    def start(self, port: int | None) -> None:
+        environ = {name: text for name, text in os.environ.items() if name not in self.plan.removed}
+        in_child = self.guard.enlist()
+        for rank in self.plan.ranks:
+            if port is not None:
+                rank = RankPlan(rank.rank, rank.command, {**rank.environment, "MASTER_PORT": str(port)})
+            child = Child(rank, environ, in_child, capture_stderr=len(self.plan.ranks) > 1)
+            self.children.append(child)
+            if child.stderr is not None:
+                self.selector.register(child.stderr, selectors.EVENT_READ, child)
+
+    def wait(self) -> None:
+        while not self._settle():
+            left_s = None if self.deadline_s is None else max(0.0, self.deadline_s - time.monotonic())
+            for key, _ in self.selector.select(left_s):
+                if key.data is None:
+                    self._handle_signals()
+                else:
+                    self._forward(key.data)
+            if self.deadline_s is not None and time.monotonic() >= self.deadline_s:
+                self._kill()
+
+    def end(self) -> None:
+        """Whatever happened: nobody lives, and everything that was written has been shown."""
+        for child in self.children:
+            if not child.is_settled:
+                child.kill_group()
+                child.wait()
+                self.guard.forget(child.pid)
+        self._drain()
+        for child in self.children:
+            child.close()
+        self.selector.close()
+
+    def conclude(self) -> int:
+        """The exit code; says who failed first."""
+        blamed = first_failure(self.children)
+        if blamed is None:
+            return 0
+        if self.interrupted_by is not None:
+            _write(f"accel launch: ended by {self.interrupted_by.name}\n".encode())
+            return shell_code(blamed.returncode or 0)
+        _write(failure_message(blamed, self.children).encode())
+        return exit_code(self.children, blamed)
+
+    def _settle(self) -> bool:
+        """Deal with those who ended; whether all have."""
+        for child in self.children:
+            if child.is_settled or not child.poll():
+                continue
+            child.is_settled = True
+            if child.returncode != 0 and not self.is_stopping:
+                self._stop(signal.SIGTERM)
+            if self.is_stopping:
+                child.kill_group()  # what it left behind; after a good end that may be meant to stay
+            self.guard.forget(child.pid)
+        return all(child.is_settled for child in self.children)
+
+    def _stop(self, signum: int) -> None:
+        self.is_stopping = True
+        self.deadline_s = time.monotonic() + self.plan.grace_s
+        self._drain()  # last words until now are about the cause, later ones about the end
+        for child in self.children:
+            if not child.poll():
+                child.send(signum)
+
+    def _kill(self) -> None:
+        self.deadline_s = None
+        for child in self.children:
+            if not child.is_settled:
+                child.was_signalled = True
+                child.kill_group()
+
+    def _handle_signals(self) -> None:
+        for number in os.read(self.wakeup, 4096):
+            signum = signal.Signals(number)
+            if signum == signal.SIGWINCH:
+                for child in self.children:
+                    if child.stderr is not None and os.isatty(2):
+                        copy_window_size(child.stderr)
+            elif signum in STOP_SIGNALS and not self.is_stopping:
+                self.interrupted_by = signum
+                self._stop(signum)
+            elif signum == signal.SIGINT:
+                self._kill()
+
+    def _drain(self) -> None:
+        for child in self.children:
+            while child.stderr is not None and self._forward(child):
+                continue
+
+    def _forward(self, child: Child) -> bool:
+        """Pass on what is there; whether there may be more."""
+        chunk = child.read_stderr()
+        if chunk is None and child.stderr is not None:
+            self.selector.unregister(child.stderr)
+            child.close()
+        if chunk:
+            _write(chunk)
+        return bool(chunk)
+
+
+def _write(text: bytes) -> None:
+    sys.stderr.flush()
+    while text:
+        try:
+            text = text[os.write(2, text) :]
+        except BlockingIOError:  # some terminals hand out files that do not wait
+            select.select([], [2], [])
+        except OSError:  # nobody reads our stderr any more; the ranks go on, and what failed is in the exit code
+            return
+
+
+@contextmanager
+def _wakeups() -> Iterator[int]:
+    """A file that becomes readable with each signal that matters here; its bytes are the signals' numbers.
+
+    A signal that was ignored when we were started (`nohup`) stays ignored.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    os.set_blocking(writer, False)
+    before = {signum: signal.getsignal(signum) for signum in (*STOP_SIGNALS, signal.SIGCHLD, signal.SIGWINCH)}
+    watched = [signum for signum, handler in before.items() if handler != signal.SIG_IGN or signum == signal.SIGCHLD]
+    previous = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    try:
+        for signum in watched:
+            signal.signal(signum, lambda _signum, _frame: None)  # seen through the file, in the loop
+        yield reader
+    finally:
+        for signum in watched:
+            signal.signal(signum, before[signum])
+        signal.set_wakeup_fd(previous)
+        os.close(reader)
+        os.close(writer)
