@@ -1,0 +1,79 @@
+"""One global gradient norm, over plain tensors and over tensors sharded on any meshes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad_value_ as torch_clip_grad_value_
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+
+def clip_grad_norm_(
+    parameters: Tensor | Iterable[Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+    *,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+) -> Tensor:
+    """Scale gradients so that their norm, as one vector, is at most `max_norm`.
+
+    Args:
+        parameters: one tensor or any iterable, a generator too; those without gradient are passed over.
+        max_norm: the largest norm that is left alone.
+        norm_type: p of the p-norm; inf takes the largest entry.
+        error_if_nonfinite: raise RuntimeError on an infinite or undefined norm instead of returning it.
+        foreach: torch's switch; None lets it take the fused path where there is one.
+
+    Returns:
+        The norm before clipping: a scalar tensor on the gradients' device, the same as without sharding.
+
+    Cost: no device sync; for sharded gradients one all-reduce of a scalar per mesh.
+    """
+    parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    grads = [p.grad for p in parameters if p.grad is not None]
+    norm = _norm_of(grads, norm_type, error_if_nonfinite, foreach)
+    for group in _by_mesh(parameters):
+        clip_grads_with_norm_(group, max_norm, norm, foreach)
+    return norm
+
+
+def total_norm(parameters: Tensor | Iterable[Tensor], norm_type: float = 2.0) -> Tensor:
+    """The norm that `clip_grad_norm_` would return, without changing anything."""
+    parameters = [parameters] if isinstance(parameters, Tensor) else parameters
+    return _norm_of([p.grad for p in parameters if p.grad is not None], norm_type, False, None)
+
+
+def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float, *, foreach: bool | None = None) -> None:
+    """Clamp each gradient's entries to [-clip_value, clip_value]."""
+    parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    for group in _by_mesh(parameters):
+        torch_clip_grad_value_(group, clip_value, foreach)
+
+
+def _norm_of(grads: Sequence[Tensor], norm_type: float, error_if_nonfinite: bool, foreach: bool | None) -> Tensor:
+    if all(type(grad) is Tensor for grad in grads):
+        return get_total_norm(grads, norm_type, error_if_nonfinite, foreach)
+    groups: dict[Any, list[Tensor]] = {}
+    for grad in grads:
+        groups.setdefault(getattr(grad, "device_mesh", None), []).append(grad)
+    norms = [get_total_norm(group, norm_type, False, foreach) for group in groups.values()]
+    whole: list[Tensor] = [norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in norms]
+    norm: Tensor = torch.linalg.vector_norm(torch.stack([part.to(whole[0].device) for part in whole]), norm_type)
+    if error_if_nonfinite and not bool(norm.isfinite()):
+        raise RuntimeError(f"the gradient norm of order {norm_type} is {norm.item()}: look for overflow in the loss.")
+    return norm
+
+
+def _by_mesh(parameters: Sequence[Tensor]) -> list[list[Tensor]]:
+    """torch's fused operations refuse lists that mix plain tensors and sharded ones."""
+    with_grad = [p for p in parameters if p.grad is not None]
+    if all(type(p.grad) is Tensor for p in with_grad):
+        return [with_grad]
+    groups: dict[Any, list[Tensor]] = {}
+    for parameter in with_grad:
+        groups.setdefault(getattr(parameter.grad, "device_mesh", None), []).append(parameter)
+    return list(groups.values())

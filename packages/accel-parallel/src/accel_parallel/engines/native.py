@@ -1,0 +1,188 @@
+"""The loop of plain torch: autograd's backward, the optimizer's own step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from torch import Tensor, nn
+
+from accel_parallel import clipping
+from accel_parallel.engines.base import Prepared
+from accel_parallel.optimizer import AcceleratedOptimizer, Scaler
+from accel_parallel.plan import Plan, PlanContext
+from accel_parallel.scheduler import AcceleratedScheduler, Unit
+from accel_parallel.sync import no_sync
+from accel_parallel.unwrap import extract_model_from_parallel
+from accel_state import GradientState
+from accel_state.protocols import Stateful
+
+
+class NativeEngine:
+    """Prepares by a plan and leaves the loop to torch.
+
+    Args:
+        plan: applied to each model.
+        context: where.
+        gradient_state: the accumulation's mailbox; the current one if None.
+        scaler: of the loss, for fp16; anything with `scale`, `unscale_`, `step` and `update`.
+        step_scheduler_with_optimizer, split_batches, scheduler_unit: see `AcceleratedScheduler`.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        context: PlanContext,
+        *,
+        gradient_state: GradientState | None = None,
+        scaler: Scaler | None = None,
+        step_scheduler_with_optimizer: bool = True,
+        split_batches: bool = False,
+        scheduler_unit: Unit | None = None,
+    ) -> None:
+        self.plan, self.context, self.scaler = plan, context, scaler
+        self.gradient_state = GradientState() if gradient_state is None else gradient_state
+        self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
+        self.split_batches, self.scheduler_unit = split_batches, scheduler_unit
+        self.optimizers: list[AcceleratedOptimizer] = []
+
+    # ---- preparing
+
+    def prepare(self, objects: Prepared) -> Prepared:
+        """Apply the plan to the models and wrap optimizers and schedulers, in place of the originals.
+
+        Raises:
+            PlanError: a model that the plan cannot be applied to; no model was changed then.
+        """
+        for model in objects.models:
+            self.plan.validate(model, self.context)
+        models = tuple(self.plan.apply(model, self.context) for model in objects.models)
+        optimizers = tuple(self.prepare_optimizer(optimizer) for optimizer in objects.optimizers)
+        schedulers = tuple(self.prepare_scheduler(scheduler) for scheduler in objects.schedulers)
+        return Prepared(models=models, optimizers=optimizers, schedulers=schedulers)
+
+    def prepare_optimizer(self, optimizer: Any, device_placement: bool = True) -> AcceleratedOptimizer:
+        """The wrapped optimizer; one that is wrapped comes back itself."""
+        if not isinstance(optimizer, AcceleratedOptimizer):
+            optimizer = AcceleratedOptimizer(
+                optimizer, device_placement, self.scaler, gradient_state=self.gradient_state
+            )
+        if all(known is not optimizer for known in self.optimizers):
+            self.optimizers.append(optimizer)
+        return optimizer
+
+    def prepare_scheduler(self, scheduler: Any) -> AcceleratedScheduler:
+        """The wrapped scheduler, bound to its own optimizer if that was prepared here, else to all that were."""
+        if isinstance(scheduler, AcceleratedScheduler):
+            return scheduler
+        inner = getattr(scheduler, "optimizer", None)
+        own = [known for known in self.optimizers if inner is known or inner is known.optimizer]
+        return AcceleratedScheduler(
+            scheduler,
+            own or list(self.optimizers),
+            self.step_scheduler_with_optimizer,
+            self.split_batches,
+            per=self.scheduler_unit,
+            num_processes=self.context.world_size,
+            gradient_state=self.gradient_state,
+        )
+
+    def release(self) -> None:
+        """Let go of the optimizers."""
+        self.optimizers.clear()
+
+    # ---- the loop
+
+    def backward(self, loss: Tensor, **kwargs: Any) -> None:
+        """Add the gradients of `loss` divided by the accumulation's steps, in every micro-batch alike.
+
+        Args:
+            loss: mean over the micro-batch.
+            kwargs: of `Tensor.backward`.
+
+        Cost: gradients are reduced over ranks if the window ends here.
+        """
+        num_steps = self.gradient_state.num_steps
+        if num_steps != 1:
+            loss = loss / num_steps
+        if self.scaler is not None:
+            loss = self.scaler.scale(loss)
+        loss.backward(**kwargs)
+
+    def no_sync(self, *models: nn.Module) -> AbstractContextManager[Any]:
+        """A block whose gradients stay on the rank."""
+        return no_sync(*models)
+
+    def unscale_gradients(
+        self, optimizers: AcceleratedOptimizer | Sequence[AcceleratedOptimizer] | None = None
+    ) -> None:
+        """Divide gradients by the loss scale, at most once per update.
+
+        Args:
+            optimizers: one, several, or None for all that were prepared.
+        """
+        if self.scaler is None:
+            return
+        if optimizers is None:
+            optimizers = self.optimizers
+        elif isinstance(optimizers, AcceleratedOptimizer):
+            optimizers = [optimizers]
+        for optimizer in optimizers:
+            optimizer.unscale_gradients()
+
+    def clip_grad_norm_(self, parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Clip the gradients of the update that ends here, after unscaling them.
+
+        Inside an accumulation window nothing is changed.
+
+        Returns:
+            The norm before clipping; inside a window that of what this rank has accumulated so far.
+        """
+        parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        if not self.gradient_state.sync_gradients:
+            return self._norm_so_far(parameters, norm_type)
+        self._unscale_owners(parameters)
+        return clipping.clip_grad_norm_(parameters, max_norm, norm_type)
+
+    def clip_grad_value_(self, parameters: Tensor | Iterable[Tensor], clip_value: float) -> None:
+        """Clamp the entries of the gradients of the update that ends here, after unscaling them."""
+        if not self.gradient_state.sync_gradients:
+            return
+        parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        self._unscale_owners(parameters)
+        clipping.clip_grad_value_(parameters, clip_value)
+
+    def _norm_so_far(self, parameters: Sequence[Tensor], norm_type: float) -> Tensor:
+        norm = clipping.total_norm(parameters, norm_type)
+        scale = getattr(self.scaler, "get_scale", None)
+        return norm if scale is None else norm / scale()
+
+    def _unscale_owners(self, parameters: Sequence[Tensor]) -> None:
+        """Another model's optimizer may still wait for its own backward, so only those concerned are unscaled."""
+        if self.scaler is None:
+            return
+        wanted = {id(parameter) for parameter in parameters}
+        for optimizer in self.optimizers:
+            if any(id(p) in wanted for group in optimizer.param_groups for p in group["params"]):
+                optimizer.unscale_gradients()
+
+    # ---- checkpoints
+
+    def state(self, prepared: Prepared) -> Mapping[str, Stateful]:
+        """Models without wrappers, optimizers, schedulers and the scaler, each named by its class and ordinal."""
+        inner: list[Any] = [
+            *(extract_model_from_parallel(model) for model in prepared.models),
+            *(getattr(optimizer, "optimizer", optimizer) for optimizer in prepared.optimizers),
+            *(getattr(scheduler, "scheduler", scheduler) for scheduler in prepared.schedulers),
+        ]
+        if self.scaler is not None:
+            inner.append(self.scaler)
+        seen: Counter[str] = Counter()
+        named: dict[str, Stateful] = {}
+        for item in inner:
+            kind = type(item).__name__
+            named[f"{kind}-{seen[kind]}"] = item
+            seen[kind] += 1
+        return named

@@ -1,0 +1,51 @@
+"""Put the model on this rank's device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from accel_parallel.plan import PlanContext
+from accel_parallel.sizes import format_bytes, parameter_bytes
+
+
+@dataclass(frozen=True)
+class Single:
+    """Moves parameters and buffers to the rank's device, in place."""
+
+    name = "single"
+    slot = "placement"
+    needs: frozenset[str] = frozenset()
+    gives: frozenset[str] = frozenset({"placed"})
+
+    def check(self, model: nn.Module, context: PlanContext, /) -> list[str]:
+        """Models on the meta device have nothing to move; models spread over devices stay where they are put."""
+        complaints = []
+        empty = [name for name, parameter in model.named_parameters() if parameter.is_meta]
+        if empty:
+            complaints.append(
+                f"{len(empty)} parameters are on the meta device and hold no values ({empty[0]} is the first): call "
+                f"model.to_empty(device={str(context.device)!r}) and load or initialise them before."
+            )
+        places = set(getattr(model, "hf_device_map", {}).values())
+        if len(places) > 1:
+            complaints.append(
+                f"the model is spread over {sorted(map(str, places))} by its device map: one device per rank trains; "
+                "load it without a device map."
+            )
+        return complaints
+
+    def apply(self, model: nn.Module, context: PlanContext, /) -> nn.Module:
+        """The same model on `context.device`."""
+        return model.to(context.device)
+
+    def describe(self, model: nn.Module | None, context: PlanContext, /) -> str:
+        """Where to, and how much."""
+        size = "" if model is None else f" ({format_bytes(parameter_bytes(model))})"
+        return f"parameters and buffers{size} on {context.device}"
+
+
+def single() -> Single:
+    """The step that places the model on its device; all that one rank needs."""
+    return Single()

@@ -1,0 +1,76 @@
+"""From a prepared model back to the user's own."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+
+def is_compiled_module(module: Any) -> bool:
+    """Whether `torch.compile` made this module. Does not import the compiler."""
+    compiler = sys.modules.get("torch._dynamo.eval_frame")
+    return compiler is not None and isinstance(module, compiler.OptimizedModule)
+
+
+def inside_compiled(module: Any) -> Any:
+    """What was compiled; a module that was not comes back itself."""
+    return module._orig_mod if is_compiled_module(module) else module  # noqa: SLF001 - the compiler's only way in
+
+
+def extract_model_from_parallel(
+    model: Any, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True, recursive: bool = False
+) -> Any:
+    """The model inside the wrappers that preparing added.
+
+    Nothing is taken away from the prepared model, which keeps working: where less is wanted than the model has, the
+    result is a view, another object of the same class over the same parameters and submodules.
+
+    Args:
+        model: prepared or not.
+        keep_fp32_wrapper: False gives a view whose forward runs without autocast and output conversion.
+        keep_torch_compile: False leaves the compiled wrapper away too.
+        recursive: also unwrap submodules that were wrapped.
+    """
+    compiled = None
+    while True:
+        if is_compiled_module(model):
+            compiled, model = model, inside_compiled(model)
+        elif isinstance(model, DistributedDataParallel | DataParallel):
+            model = model.module
+        else:
+            break
+    if not keep_fp32_wrapper:
+        model = _without_autocast(model)
+    if recursive:
+        model = _with_bare_children(model, keep_fp32_wrapper, keep_torch_compile)
+    if compiled is None or not keep_torch_compile:
+        return model
+    if not keep_fp32_wrapper:
+        compiled = _without_autocast(compiled)
+    if inside_compiled(compiled) is model:
+        return compiled
+    return type(compiled)(model, compiled.dynamo_ctx)
+
+
+def _without_autocast(model: Any) -> Any:
+    """accel-precision's forward offers the view itself; it is met by shape."""
+    make_view = getattr(vars(model).get("forward"), "bare_view", None) if isinstance(model, nn.Module) else None
+    return model if make_view is None else make_view(model)
+
+
+def _with_bare_children(model: Any, keep_fp32_wrapper: bool, keep_torch_compile: bool) -> Any:
+    if not isinstance(model, nn.Module):
+        return model
+    children: dict[str, Any] = vars(model)["_modules"]
+    bare = {
+        name: extract_model_from_parallel(child, keep_fp32_wrapper, keep_torch_compile, recursive=True)
+        for name, child in children.items()
+    }
+    if all(child is children[name] for name, child in bare.items()):
+        return model
+    view = object.__new__(type(model))
+    view.__dict__.update(vars(model), _modules=bare)
+    return view
