@@ -1,1 +1,65 @@
 """Transactional, pickle-free checkpoints for PyTorch that load on any world size."""
+
+from typing import TYPE_CHECKING
+
+from accel_state.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from .checkpointer import Checkpointer as Checkpointer
+    from .checkpointer import list_checkpoints as list_checkpoints
+    from .codec import Codec as Codec
+    from .codec import dataclass_codec as dataclass_codec
+    from .commit import remove_checkpoint as remove_checkpoint
+    from .load import LoadedCheckpoint as LoadedCheckpoint
+    from .load import load_checkpoint as load_checkpoint
+    from .load import verify_checkpoint as verify_checkpoint
+    from .manifest import Manifest as Manifest
+    from .names import MODEL_NAME as MODEL_NAME
+    from .names import OPTIMIZER_NAME as OPTIMIZER_NAME
+    from .names import RNG_STATE_NAME as RNG_STATE_NAME
+    from .names import SAFE_MODEL_NAME as SAFE_MODEL_NAME
+    from .names import SAFE_WEIGHTS_INDEX_NAME as SAFE_WEIGHTS_INDEX_NAME
+    from .names import SAFE_WEIGHTS_NAME as SAFE_WEIGHTS_NAME
+    from .names import SAFE_WEIGHTS_PATTERN_NAME as SAFE_WEIGHTS_PATTERN_NAME
+    from .names import SAMPLER_NAME as SAMPLER_NAME
+    from .names import SCALER_NAME as SCALER_NAME
+    from .names import SCHEDULER_NAME as SCHEDULER_NAME
+    from .names import WEIGHTS_INDEX_NAME as WEIGHTS_INDEX_NAME
+    from .names import WEIGHTS_NAME as WEIGHTS_NAME
+    from .names import WEIGHTS_PATTERN_NAME as WEIGHTS_PATTERN_NAME
+    from .project import ProjectConfiguration as ProjectConfiguration
+    from .retention import CheckpointInfo as CheckpointInfo
+    from .retention import Keep as Keep
+    from .retention import best as best
+    from .retention import every as every
+    from .retention import latest as latest
+    from .save import save_checkpoint as save_checkpoint
+
+__getattr__, __dir__, __all__ = lazy_exports(
+    __name__,
+    {
+        "checkpointer": ["Checkpointer", "list_checkpoints"],
+        "retention": ["CheckpointInfo", "Keep", "best", "every", "latest"],
+        "save": ["save_checkpoint"],
+        "load": ["LoadedCheckpoint", "load_checkpoint", "verify_checkpoint"],
+        "manifest": ["Manifest"],
+        "commit": ["remove_checkpoint"],
+        "codec": ["Codec", "dataclass_codec"],
+        "project": ["ProjectConfiguration"],
+        "names": [
+            "MODEL_NAME",
+            "OPTIMIZER_NAME",
+            "RNG_STATE_NAME",
+            "SAFE_MODEL_NAME",
+            "SAFE_WEIGHTS_INDEX_NAME",
+            "SAFE_WEIGHTS_NAME",
+            "SAFE_WEIGHTS_PATTERN_NAME",
+            "SAMPLER_NAME",
+            "SCALER_NAME",
+            "SCHEDULER_NAME",
+            "WEIGHTS_INDEX_NAME",
+            "WEIGHTS_NAME",
+            "WEIGHTS_PATTERN_NAME",
+        ],
+    },
+)

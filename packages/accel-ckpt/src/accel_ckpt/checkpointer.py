@@ -1,0 +1,190 @@
+"""A directory of checkpoints: save, find the newest that is whole, keep the ones that matter."""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from accel_state.errors import CheckpointCorruptError, CheckpointError, CheckpointNotFoundError
+
+from .codec import Codec
+from .commit import real_directory, remove_checkpoint
+from .durable import os_reason
+from .load import load_checkpoint
+from .manifest import manifest_path, read_manifest
+from .ranks import current_world, from_main
+from .retention import CheckpointInfo, Keep
+from .save import save_checkpoint
+
+_PREFIX = "step-"
+
+
+class Checkpointer:
+    """Checkpoints of one run, each in a new directory `step-<number>`.
+
+    All ranks make one and call its methods alike.
+
+    Args:
+        directory: where they lie; made by the first save. Other files in it are left alone.
+        keep: which to keep once a new one is committed (`latest(3) | best("loss")`); None keeps all. The newest is
+            always kept.
+        codecs: for types that states hold beyond numbers, strings, lists, dicts and tensors.
+    """
+
+    def __init__(
+        self, directory: str | os.PathLike[str], keep: Keep | None = None, *, codecs: Sequence[Codec] = ()
+    ) -> None:
+        self.directory = real_directory(directory)
+        self.keep = keep
+        self.codecs = tuple(codecs)
+
+    def save(
+        self,
+        step: int,
+        *,
+        metrics: Mapping[str, float] | None = None,
+        metadata: Any = None,
+        blocking: bool = True,
+        **objects: Any,
+    ) -> Path:
+        """Save objects under names, wholly or not at all; then prune by the retention rule.
+
+        Saving a step again makes another directory, which takes the first one's place.
+
+        Args:
+            step: the number of updates made; orders the checkpoints.
+            metrics: numbers that the retention rule may compare.
+            metadata: plain values to get back.
+            blocking: only True is supported: the call returns once the checkpoint is committed.
+            objects: see `save_checkpoint`.
+
+        Returns:
+            The committed directory.
+
+        Raises:
+            CheckpointError: on all ranks; the checkpoints that were there are intact.
+        """
+        if not blocking:
+            raise CheckpointError("blocking=False is not supported; save with blocking=True.")
+        if self.keep and (missing := sorted(self.keep.metrics - (metrics or {}).keys())):
+            raise CheckpointError(
+                f"keep={self.keep!r} compares {', '.join(missing)}: pass metrics={{{missing[0]!r}: …}}."
+            )
+        world = current_world()
+        target = from_main(world, f"saving to {self.directory}", lambda: self._new_directory(step))
+        path = save_checkpoint(target, objects, step=step, metrics=metrics, metadata=metadata, codecs=self.codecs)
+        if world.is_main and self.keep:
+            self._prune(self.keep)
+        return path
+
+    def restore(self, *, step: int | None = None, strict: bool = True, **objects: Any) -> int:
+        """Load the newest checkpoint that is whole, or that of a step.
+
+        A damaged one is passed over with a warning that says what is wrong with it.
+
+        Args:
+            step: load this one, and fail if it is damaged.
+            strict: see `load_checkpoint`.
+            objects: named as when saved.
+
+        Returns:
+            The step that it was saved at.
+
+        Raises:
+            CheckpointNotFoundError: there is none.
+            CheckpointCorruptError: none is whole.
+            CheckpointMismatchError: the newest whole one does not fit; older ones are not tried.
+        """
+        world = current_world()
+        paths = from_main(world, f"loading from {self.directory}", lambda: self._candidates(step))
+        problems = []
+        for path in reversed(paths):
+            try:
+                loaded = load_checkpoint(path, objects, strict=strict, codecs=self.codecs)
+            except CheckpointCorruptError as error:
+                problems.append(str(error))
+                if path != paths[0] and world.is_main:
+                    warnings.warn(f"falling back to the checkpoint before: {error}", RuntimeWarning, stacklevel=2)
+                continue
+            return _step_of(path) if loaded.step is None else loaded.step
+        raise CheckpointCorruptError(f"no checkpoint in {self.directory} is whole: {'; '.join(problems)}")
+
+    def latest(self) -> CheckpointInfo | None:
+        """The newest committed checkpoint, or None."""
+        return next(iter(reversed(self.all())), None)
+
+    def all(self) -> list[CheckpointInfo]:
+        """The committed checkpoints with a readable manifest, oldest step first; the last one of each step."""
+        by_step = {info.step: info for info in list_checkpoints(self.directory, _PREFIX)}
+        return list(by_step.values())
+
+    def _candidates(self, step: int | None) -> list[Path]:
+        paths = [path for path in _directories(self.directory, _PREFIX) if step is None or _step_of(path) == step]
+        if not paths:
+            what = "no committed checkpoint" if step is None else f"no checkpoint of step {step}"
+            raise CheckpointNotFoundError(f"there is {what} in {self.directory}.")
+        return paths if step is None else paths[-1:]
+
+    def _new_directory(self, step: int) -> Path:
+        if type(step) is not int or step < 0:
+            raise CheckpointError(f"step={step!r} is not a count of updates; give an int of at least 0.")
+        base = target = self.directory / f"{_PREFIX}{step}"
+        attempt = 1
+        while os.path.lexists(target):
+            attempt += 1
+            target = base.with_name(f"{base.name}.{attempt}")
+        return target
+
+    def _prune(self, keep: Keep) -> None:
+        infos = self.all()
+        kept = {info.path for info in [*keep.choose(infos), *infos[-1:]]}
+        for info in list_checkpoints(self.directory, _PREFIX):
+            if info.path in kept:
+                continue
+            try:
+                remove_checkpoint(info.path)
+            except OSError as error:
+                warnings.warn(f"cannot remove {info.path}: {os_reason(error)}", RuntimeWarning, stacklevel=3)
+
+
+def list_checkpoints(directory: str | os.PathLike[str], prefix: str) -> list[CheckpointInfo]:
+    """The committed checkpoints `<prefix><number>` in a directory, by number; those of which the manifest can be read.
+
+    Costs a manifest's read per checkpoint.
+    """
+    infos = []
+    for path in _directories(Path(directory), prefix):
+        found = manifest_path(path)
+        try:
+            manifest = read_manifest(found) if found else None
+        except CheckpointCorruptError:
+            continue  # `restore` says what is wrong with it when it gets there; nothing of ours removes it
+        if manifest is not None:
+            step = _step_of(path) if manifest.step is None else manifest.step
+            infos.append(
+                CheckpointInfo(
+                    path=path, step=step, metrics=dict(manifest.metrics), created_unix_s=manifest.created_unix_s
+                )
+            )
+    return infos
+
+
+def _directories(directory: Path, prefix: str) -> list[Path]:
+    """`<prefix><number>`, and `<prefix><number>.<n>` for the n-th save of a number; oldest first."""
+    pattern = re.compile(rf"{re.escape(prefix)}(\d+)(?:\.(\d+))?")
+    if not directory.is_dir():
+        return []
+    found = [
+        (int(match[1]), int(match[2] or 1), path)
+        for path in directory.iterdir()
+        if (match := pattern.fullmatch(path.name)) and path.is_dir()
+    ]
+    return [path for _, _, path in sorted(found)]
+
+
+def _step_of(path: Path) -> int:
+    return int(re.search(r"(\d+)(?:\.\d+)?$", path.name)[1])  # type: ignore[index] # by _directories

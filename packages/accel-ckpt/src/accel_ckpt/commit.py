@@ -1,0 +1,296 @@
+"""From a staging directory to a checkpoint, at one instant.
+
+A new directory is a hidden sibling that is renamed into place. Into a directory that exists already, the staged files
+come as a journal: `<directory>/.accel-journal`, also made by one rename. From then on accel reads the new set, wherever
+each file lies; moving them into place is redone by the next save if this process dies meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import secrets
+import warnings
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from accel_state.errors import CheckpointError
+
+from .durable import flush_directory, make_directories, os_reason
+from .manifest import Manifest, manifest_path, read_manifest
+from .names import JOURNAL_NAME, MANIFEST_NAME, OWNER_NAME, STAGING_MARK, TRASH_MARK
+from .owner import Alive, claim, describe_owner, release, take_over
+
+_STAGING = re.compile(rf"\..+{re.escape(STAGING_MARK)}[0-9a-f]{{16}}")
+_TRASH = re.compile(rf"\..+{re.escape(TRASH_MARK)}[0-9a-f]{{16}}")
+
+
+@dataclass(frozen=True)
+class Staging:
+    """A directory being filled.
+
+    Args:
+        target: the real path that it will become, or whose files it will replace.
+        path: where it is filled.
+        replaces: the target existed when the save began.
+        claim_fd: holds the claim while the save runs.
+    """
+
+    target: Path
+    path: Path
+    replaces: bool
+    claim_fd: int
+
+
+def real_directory(directory: str | os.PathLike[str]) -> Path:
+    """The directory behind links, which may not exist yet."""
+    return Path(os.path.realpath(directory))
+
+
+def open_staging(target: Path) -> Staging:
+    """Begin a save: remove what dead ones left, finish what they had committed, make a directory to fill.
+
+    Raises:
+        CheckpointError: another live process is saving to the same place, or the target is a file.
+        OSError: as the system reports it.
+    """
+    if target.exists() and not target.is_dir():
+        raise CheckpointError(f"{target} is a file; a checkpoint is a directory. Choose another path.")
+    replaces = target.is_dir()
+    home = target if replaces else target.parent
+    make_directories(home)
+    if replaces:
+        finish_journal(target)
+    prefix = f".{target.name}{STAGING_MARK}"
+    for other in remove_leftovers(home):
+        if other.name.startswith(prefix):
+            raise CheckpointError(
+                f"{describe_owner(other)} is saving to {target} right now. Give each run its own directory, or wait."
+            )
+    while True:
+        path = home / f"{prefix}{secrets.token_hex(8)}"
+        os.mkdir(path)  # noqa: PTH102 - one system call
+        with contextlib.suppress(FileNotFoundError):  # taken for an empty leftover: make another
+            return Staging(target=target, path=path, replaces=replaces, claim_fd=claim(path))
+
+
+def commit(staging: Staging, files: Collection[str]) -> None:
+    """Make the staged checkpoint the one in force. Its files and its manifest are on the disk already.
+
+    Raises:
+        CheckpointError: someone else made the target meanwhile, or something is in the way of a file.
+        OSError: as the system reports it.
+    """
+    for directory in [path for path, _, _ in os.walk(staging.path)]:
+        flush_directory(Path(directory))
+    destination = staging.target / JOURNAL_NAME if staging.replaces else staging.target
+    if staging.replaces:
+        _check_nothing_in_the_way(staging.target, files)
+    try:
+        os.rename(staging.path, destination)  # noqa: PTH104 - the instant of the commit
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise CheckpointError(
+                f"{staging.target} was written by another process while this one was saving to it; nothing of it was "
+                "changed. Give each run its own directory."
+            ) from error
+        raise
+    flush_directory(destination.parent)
+    try:
+        if staging.replaces:
+            _move_into_place(staging.target)
+        else:
+            _unlink(staging.target / OWNER_NAME)
+    except OSError as error:
+        raise CheckpointError(
+            f"the checkpoint in {staging.target} is in force and can be loaded, but putting its files in place "
+            f"stopped: {os_reason(error)}. The next save there completes it."
+        ) from error
+    release(staging.claim_fd)
+
+
+def discard(staging: Staging) -> None:
+    """Give a save up and remove what it staged. What cannot be removed now is removed by the next save."""
+    with contextlib.suppress(OSError):  # the reason for giving up is being raised, and matters more
+        _remove_staging(staging.path)
+    release(staging.claim_fd)
+
+
+def _check_nothing_in_the_way(target: Path, files: Collection[str]) -> None:
+    for name in (*files, MANIFEST_NAME):
+        path = target / name
+        if path.is_dir() and not path.is_symlink():
+            raise CheckpointError(f"{path} is a directory where the checkpoint has a file; move it or save elsewhere.")
+        for parent in path.relative_to(target).parents[:-1]:
+            if (target / parent).exists() and not (target / parent).is_dir():
+                raise CheckpointError(f"{target / parent} is a file where the checkpoint has a directory; move it.")
+
+
+# ---------------------------------------------------------------- the journal
+
+
+def finish_journal(target: Path) -> None:
+    """Complete a replacement whose process died after its commit.
+
+    Raises:
+        CheckpointError: its process is alive.
+    """
+    journal = target / JOURNAL_NAME
+    if not journal.is_dir():
+        return
+    try:
+        fd = take_over(journal)
+    except Alive as alive:
+        hint = "" if alive.certain else f" If that process is dead, delete {journal / OWNER_NAME} and save again."
+        raise CheckpointError(
+            f"{describe_owner(journal)} is saving to {target} right now. Give each run its own directory, or wait."
+            f"{hint}"
+        ) from None
+    try:
+        _move_into_place(target)
+    finally:
+        if fd is not None:
+            release(fd)
+
+
+def _move_into_place(target: Path) -> None:
+    """Move the journal's files over the old ones, the manifest last; can be repeated from any point."""
+    journal = target / JOURNAL_NAME
+    if (journal / MANIFEST_NAME).is_file():
+        new = read_manifest(journal / MANIFEST_NAME)
+        for name in new.files:
+            if (journal / name).is_file():
+                make_directories((target / name).parent)
+                os.replace(journal / name, target / name)  # noqa: PTH105 - one system call
+        for name in _stale(target, new):
+            _unlink(target / name)
+        for parent in {(target / name).parent for name in new.files} | {target}:
+            flush_directory(parent)
+        os.replace(journal / MANIFEST_NAME, target / MANIFEST_NAME)  # noqa: PTH105
+        flush_directory(target)
+    _remove_staging(journal)
+
+
+def _stale(target: Path, new: Manifest) -> list[str]:
+    """Files of the replaced checkpoint that the new one does not have and that nobody has touched since."""
+    try:
+        old = read_manifest(target / MANIFEST_NAME)
+    except CheckpointError:
+        return []  # none, or damaged: then nothing tells whose the files are, and they stay
+    return [
+        name
+        for name, entry in old.files.items()
+        if name not in new.files and (path := target / name).is_file() and path.stat().st_size == entry.size_bytes
+    ]
+
+
+# ---------------------------------------------------------------- removal
+
+
+def remove_leftovers(home: Path) -> list[Path]:
+    """Remove what dead saves and interrupted removals left in a directory: only what we made, only if no one owns it.
+
+    Returns:
+        The staging directories of saves that are under way.
+    """
+    alive = []
+    for path in list(home.iterdir()):
+        staging, trash = _STAGING.fullmatch(path.name), _TRASH.fullmatch(path.name)
+        if not (staging or trash) or path.is_symlink() or not path.is_dir():
+            continue
+        with _left_alone_if_impossible(path):
+            if trash:
+                _remove_checkpoint_files(path)
+            elif _owner_is_alive_else_remove(path):
+                alive.append(path)
+    return alive
+
+
+@contextlib.contextmanager
+def _left_alone_if_impossible(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        return  # another process removes it at the same time
+    except OSError as error:
+        warnings.warn(f"cannot remove {path}, left by an interrupted save: {error}", RuntimeWarning, stacklevel=2)
+
+
+def _owner_is_alive_else_remove(path: Path) -> bool:
+    try:
+        fd = take_over(path)
+    except Alive as alive:
+        return alive.certain
+    if fd is None:
+        _rmdir_if_empty(path)  # killed before it had an owner; anything else in it is not ours to judge
+        return False
+    try:
+        _remove_staging(path)
+    finally:
+        release(fd)
+    return False
+
+
+def _remove_staging(path: Path) -> None:
+    """Remove a staging directory, its owner file last, so that an interrupted removal can be completed."""
+    for directory, names, files in os.walk(path, topdown=False):
+        for name in files:
+            if Path(directory) != path or name != OWNER_NAME:
+                _unlink(Path(directory, name))
+        for name in names:
+            if Path(directory, name).is_symlink():
+                _unlink(Path(directory, name))
+            else:
+                os.rmdir(Path(directory, name))  # noqa: PTH106
+    _unlink(path / OWNER_NAME)
+    os.rmdir(path)  # noqa: PTH106
+
+
+def remove_checkpoint(directory: Path) -> None:
+    """Remove a committed checkpoint of ours; what else lies in its directory stays, and so does the directory then.
+
+    Raises:
+        CheckpointError: it has no readable manifest, so nothing tells which files are ours.
+        OSError: as the system reports it.
+    """
+    manifest = read_manifest(manifest_path(directory) or directory / MANIFEST_NAME)
+    ours = {*manifest.files, MANIFEST_NAME, OWNER_NAME}
+    present = {
+        Path(path, name).relative_to(directory).as_posix() for path, _, names in os.walk(directory) for name in names
+    }
+    if not present <= ours:
+        _remove_checkpoint_files(directory)
+        return
+    trash = directory.with_name(f".{directory.name}{TRASH_MARK}{secrets.token_hex(8)}")
+    os.rename(directory, trash)  # noqa: PTH104 - gone for readers at once
+    _remove_checkpoint_files(trash)
+    flush_directory(directory.parent)
+
+
+def _remove_checkpoint_files(directory: Path) -> None:
+    """Unlink what the manifest lists, then the manifest, then the directories that are empty."""
+    if (directory / MANIFEST_NAME).is_file():
+        manifest = read_manifest(directory / MANIFEST_NAME)
+        for name in manifest.files:
+            _unlink(directory / name)
+        for parent in sorted({p for name in manifest.files for p in Path(name).parents[:-1]}, reverse=True):
+            _rmdir_if_empty(directory / parent)
+        _unlink(directory / OWNER_NAME)
+        _unlink(directory / MANIFEST_NAME)
+    _rmdir_if_empty(directory)
+
+
+def _rmdir_if_empty(path: Path) -> None:
+    try:
+        os.rmdir(path)  # noqa: PTH106
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
+            raise
+
+
+def _unlink(path: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)  # noqa: PTH108

@@ -1,0 +1,306 @@
+"""Loading: find the set in force, verify it, compare it with the objects, and only then change anything."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from accel_state.errors import CheckpointCorruptError, CheckpointError, CheckpointMismatchError, CheckpointNotFoundError
+
+from .codec import Codec, decode, load_json
+from .commit import real_directory
+from .durable import FileEntry, hash_file, os_reason, read_json_bytes
+from .manifest import Manifest, data_path, manifest_path, read_manifest
+from .models import compare_model, load_model
+from .names import MANIFEST_NAME, STAGING_MARK, STATE_NAME, rng_file
+from .objects import check_objects, compare_stateful, kind_of, load_stateful
+from .optimizers import compare_optimizer, load_optimizer, parameter_names
+from .ranks import World, current_world, from_main, together
+from .tensors import TensorEntry, read_tensors
+
+logger = logging.getLogger("accel_ckpt")
+_MAX_LISTED = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedCheckpoint:
+    """What a load found.
+
+    Args:
+        directory: the checkpoint's real path.
+        step: the update that it was saved at, if it says.
+        metrics: as saved.
+        metadata: as saved.
+        world_size: ranks that saved it.
+        differences: what did not fit and was left out (`strict=False` only).
+        unread: names that the checkpoint holds and that were not asked for.
+    """
+
+    directory: Path
+    step: int | None
+    metrics: Mapping[str, float]
+    metadata: Any
+    world_size: int
+    differences: tuple[str, ...]
+    unread: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Opened:
+    directory: Path
+    manifest: Manifest
+    trees: Mapping[str, Any]
+    tensors: Mapping[str, Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class _Fit:
+    lines: list[str]
+    loads: list[Callable[[], None]]
+
+
+def load_checkpoint(
+    directory: str | os.PathLike[str],
+    objects: Mapping[str, Any],
+    *,
+    strict: bool = True,
+    codecs: Sequence[Codec] = (),
+    rng: bool = True,
+) -> LoadedCheckpoint:
+    """Load objects in place from one checkpoint, saved on any number of ranks. All ranks call it.
+
+    Everything is verified (sizes, checksums) and compared before the first object changes. Models keep their
+    parameters, which are written over; optimizers and the rest take copies. Nothing is unpickled.
+
+    Args:
+        directory: a committed checkpoint.
+        objects: name -> object, named as when saved. What else the checkpoint holds is left unread.
+        strict: raise on any difference; if False, load what fits, warn and list the rest in the result.
+        codecs: those it was saved with.
+        rng: restore this rank's random generators; a rank that has none saved is seeded from (seed, rank).
+
+    Raises:
+        CheckpointNotFoundError: no committed checkpoint there; says what is there instead.
+        CheckpointCorruptError: a file is missing, truncated or altered; names it.
+        CheckpointMismatchError: the objects do not fit; lists the differences. Nothing was changed.
+        CheckpointError: an object refused its state; those before it are loaded, so load again or start anew.
+
+    Cost: reads the state once to verify and once, from memory, to copy; two object gathers of a few hundred bytes.
+    """
+    world, path = current_world(), real_directory(directory)
+    doing = f"loading {path}"
+    opened: _Opened | None = None
+    fit = _Fit([], [])
+
+    def prepare() -> None:
+        nonlocal opened, fit
+        check_objects(objects)
+        opened = _open_settled(path, world, objects)
+        fit = _compare(opened, objects, codecs)
+        if strict and fit.lines:
+            raise CheckpointMismatchError(f"{path} does not fit: {_listed(fit.lines)}. strict=False loads what fits.")
+
+    def apply() -> None:
+        assert opened is not None
+        for load in fit.loads:
+            load()
+        if rng:
+            _restore_rng(opened, world)
+
+    from_main(world, doing, lambda: require_checkpoint(path))
+    together(world, doing, prepare)
+    together(world, doing, apply)
+    assert opened is not None
+    unread = tuple(name for name in opened.manifest.objects if name not in objects)
+    if world.is_main:
+        if fit.lines:
+            warnings.warn(f"{path} does not fit wholly; left out: {_listed(fit.lines)}", RuntimeWarning, stacklevel=2)
+        if unread:
+            logger.info("%s also holds %s, left unread", path, ", ".join(unread))
+    return LoadedCheckpoint(
+        directory=path,
+        step=opened.manifest.step,
+        metrics=opened.manifest.metrics,
+        metadata=decode(opened.manifest.metadata, {}, codecs, where="metadata"),
+        world_size=opened.manifest.world_size,
+        differences=tuple(fit.lines),
+        unread=unread,
+    )
+
+
+def _listed(lines: Sequence[str]) -> str:
+    more = f"; and {len(lines) - _MAX_LISTED} more" if len(lines) > _MAX_LISTED else ""
+    return "; ".join(lines[:_MAX_LISTED]) + more
+
+
+# ---------------------------------------------------------------- finding
+
+
+def require_checkpoint(directory: Path) -> Path:
+    """The manifest in force in a directory.
+
+    Raises:
+        CheckpointNotFoundError: there is none; says what is there instead.
+        CheckpointCorruptError: the rest of a checkpoint is there, but not its manifest.
+    """
+    if not directory.exists():
+        raise CheckpointNotFoundError(f"there is no {directory}; pass the directory of a committed checkpoint.")
+    if not directory.is_dir():
+        raise CheckpointNotFoundError(f"{directory} is a file; a checkpoint is a directory with a {MANIFEST_NAME}.")
+    if STAGING_MARK in directory.name:
+        raise CheckpointNotFoundError(
+            f"{directory} is being written, or was left by a save that died; it is no checkpoint."
+        )
+    if found := manifest_path(directory):
+        return found
+    names = sorted(path.name for path in directory.iterdir())
+    if STATE_NAME in names:
+        raise CheckpointCorruptError(f"{directory / MANIFEST_NAME} is missing, so nothing tells what belongs to it.")
+    inner = [name for name in names if (directory / name / MANIFEST_NAME).is_file()]
+    hint = f" It holds checkpoints: {', '.join(inner[-3:])}; pass one of them." if inner else ""
+    shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "") if names else "nothing"
+    raise CheckpointNotFoundError(
+        f"{directory} is not a checkpoint of accel: no {MANIFEST_NAME}. Found: {shown}.{hint}"
+    )
+
+
+def verify_checkpoint(directory: str | os.PathLike[str], *, sizes_only: bool = False) -> Manifest:
+    """Check that every file of a checkpoint is there, of its size, and unaltered. Changes nothing, needs no rank.
+
+    Args:
+        sizes_only: leave the checksums to another process.
+
+    Raises:
+        CheckpointNotFoundError: no committed checkpoint there.
+        CheckpointCorruptError: names every file that is missing, truncated or altered, and how.
+
+    Cost: reads all files once.
+    """
+    path = real_directory(directory)
+    manifest = read_manifest(require_checkpoint(path))
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        found = list(pool.map(lambda item: _problem(path, item[0], item[1], sizes_only), manifest.files.items()))
+    if problems := [problem for problem in found if problem]:
+        raise CheckpointCorruptError(f"{path} is damaged: {'; '.join(problems)}")
+    return manifest
+
+
+def _problem(directory: Path, name: str, entry: FileEntry, sizes_only: bool) -> str | None:
+    path = data_path(directory, name)
+    try:
+        if not Path(os.path.realpath(path)).is_relative_to(directory) or path.is_symlink():
+            return f"{name} is a link out of the checkpoint"
+        size_bytes = path.stat().st_size
+        if size_bytes != entry.size_bytes:
+            return f"{name} has {size_bytes} bytes, saved were {entry.size_bytes}"
+        if not sizes_only and (digest := hash_file(path).xxh3_128) != entry.xxh3_128:
+            return f"{name} was altered (checksum {digest}, saved was {entry.xxh3_128})"
+    except FileNotFoundError:
+        return f"{name} is missing"
+    except OSError as error:
+        return f"{name} cannot be read: {os_reason(error)}"
+    return None
+
+
+def _open_settled(path: Path, world: World, objects: Mapping[str, Any]) -> _Opened:
+    """Open and verify; anew if another process replaced the checkpoint meanwhile."""
+    for _ in range(3):
+        before = _identity(path)
+        try:
+            manifest = verify_checkpoint(path, sizes_only=not world.is_local_main)
+            return _open(path, manifest, objects)
+        except CheckpointCorruptError:
+            if _identity(path) == before:
+                raise
+    raise CheckpointError(f"{path} is being replaced again and again; load it when its writer is done.")
+
+
+def _identity(path: Path) -> bytes | None:
+    found = manifest_path(path)
+    return found.read_bytes() if found else None
+
+
+def _open(path: Path, manifest: Manifest, objects: Mapping[str, Any]) -> _Opened:
+    state = data_path(path, STATE_NAME)
+    if STATE_NAME not in manifest.files:
+        raise CheckpointCorruptError(f"{path} has no {STATE_NAME}")
+    trees = load_json(read_json_bytes(state), str(state))
+    if not isinstance(trees, dict) or trees.keys() != manifest.objects.keys():
+        raise CheckpointCorruptError(f"{state} does not hold the objects that the manifest lists")
+    by_file: dict[str, dict[str, TensorEntry]] = {}
+    for entry in manifest.objects.values():
+        for key, tensor in entry.tensors.items():
+            by_file.setdefault(tensor.file, {})[key] = tensor
+    needed = {t.file for name in objects if name in manifest.objects for t in manifest.objects[name].tensors.values()}
+    read = {file: read_tensors(data_path(path, file), by_file[file]) for file in sorted(needed)}
+    tensors = {
+        name: {key: read[tensor.file][key] for key, tensor in manifest.objects[name].tensors.items()}
+        for name in objects
+        if name in manifest.objects
+    }
+    return _Opened(path, manifest, trees, tensors)
+
+
+# ---------------------------------------------------------------- comparing and loading
+
+
+def _compare(opened: _Opened, objects: Mapping[str, Any], codecs: Sequence[Codec]) -> _Fit:
+    """What does not fit, in words, and what to call to load the rest, in the order of the objects."""
+    fit, names = _Fit([], []), parameter_names(objects)
+    for name, value in objects.items():
+        entry = opened.manifest.objects.get(name)
+        if entry is None:
+            held = ", ".join(f"{other} ({e.type})" for other, e in opened.manifest.objects.items()) or "nothing"
+            fit.lines.append(f"{name}: not in the checkpoint, which holds {held}")
+        elif (kind := kind_of(value)) != entry.kind:
+            fit.lines.append(f"{name}: a {entry.kind} ({entry.type}) in the checkpoint, a {kind} here")
+        else:
+            _compare_one(fit, opened, name, value, names, codecs)
+    return fit
+
+
+def _compare_one(
+    fit: _Fit, opened: _Opened, name: str, value: Any, names: Mapping[int, str], codecs: Sequence[Codec]
+) -> None:
+    entry, tree, tensors = opened.manifest.objects[name], opened.trees[name], opened.tensors[name]
+    unfit: set[str] = set()
+    if entry.kind == "model":
+        lines, unfit = compare_model(name, value, entry, tree, tensors)
+        fit.loads.append(lambda: load_model(name, value, entry, tree, tensors, codecs, unfit))
+    elif entry.kind == "optimizer":
+        lines, unfit = compare_optimizer(name, value, entry, tree, names)
+        fit.loads.append(lambda: load_optimizer(name, value, tree, tensors, names, codecs, unfit))
+    elif not (lines := compare_stateful(name, value, entry)):
+        fit.loads.append(lambda: load_stateful(name, value, tree, tensors, codecs))
+    fit.lines.extend(lines)
+
+
+def _restore_rng(opened: _Opened, world: World) -> None:
+    """This rank's generators as saved; else seeded by the rule (seed, rank); else left, with a warning."""
+    from accel_state import restore_rng_state, seed_for_rank, set_seed
+
+    name, files = rng_file(world.rank), opened.manifest.files
+    if name in files:
+        path = data_path(opened.directory, name)
+        restore_rng_state(decode(load_json(read_json_bytes(path), str(path)), {}, where=str(path)))
+        return
+    if rng_file(0) not in files:
+        reason = "was saved with rng=False"
+    elif opened.manifest.seed is None:
+        reason = f"was saved on {opened.manifest.world_size} rank(s) and records no seed (call set_seed before saving)"
+    else:
+        set_seed(seed_for_rank(opened.manifest.seed, world.rank))
+        return
+    warnings.warn(
+        f"{opened.directory} {reason}: the random generators of rank {world.rank} go on as they are.",
+        RuntimeWarning,
+        stacklevel=2,
+    )

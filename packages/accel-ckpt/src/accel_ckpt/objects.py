@@ -1,0 +1,124 @@
+"""What each kind of object gives to a checkpoint, how it is compared with one, and how it takes its state back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from accel_state.errors import CheckpointError
+from accel_state.protocols import Stateful
+
+from .codec import Codec, Encoder, decode
+from .manifest import ObjectEntry
+
+
+@dataclass(frozen=True, kw_only=True)
+class Captured:
+    """An object's state, referring to its live tensors: written before anything changes them.
+
+    Args:
+        kind: see `ObjectEntry`.
+        type: its class's name.
+        tree: the JSON part.
+        bulk: tensors for the object's own file.
+        side: tensors for the file that all objects share.
+        aliases: see `ObjectEntry`.
+        shapes: see `ObjectEntry`.
+    """
+
+    kind: str
+    type: str
+    tree: Any
+    bulk: Mapping[str, Tensor] = field(default_factory=dict)
+    side: Mapping[str, Tensor] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+def kind_of(value: Any) -> str:
+    """model, optimizer or stateful, by shape; an empty string for what cannot be saved."""
+    if isinstance(value, nn.Module):
+        return "model"
+    if not isinstance(value, Stateful):
+        return ""
+    return "optimizer" if hasattr(value, "param_groups") else "stateful"
+
+
+def check_objects(objects: Mapping[str, Any]) -> None:
+    """Refuse what has no state, all at once.
+
+    Raises:
+        CheckpointError: names every object that cannot be saved, and why.
+    """
+    wrong = [f"{name} ({type(value).__name__})" for name, value in objects.items() if not kind_of(value)]
+    if wrong:
+        raise CheckpointError(
+            f"no state_dict and load_state_dict: {', '.join(wrong)}. Save objects that have both; plain values go into "
+            "metadata={...}."
+        )
+    if odd := [name for name in objects if not isinstance(name, str) or not name]:
+        raise CheckpointError(f"objects need names that are non-empty strings, not {odd!r}")
+    by_id: dict[int, str] = {}
+    for name, value in objects.items():
+        if (first := by_id.setdefault(id(value), name)) != name:
+            raise CheckpointError(f"{first!r} and {name!r} are the same object; pass it once")
+
+
+def plain(value: Any) -> Any:
+    """The object inside wrappers whose state has other names or none of its own.
+
+    DistributedDataParallel, DataParallel and compiled modules prefix the names of parameters; wrapped optimizers and
+    schedulers are called by the class that they wrap.
+    """
+    while True:
+        if isinstance(value, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            value = value.module
+        elif isinstance(value, nn.Module) and "_orig_mod" in value._modules:  # noqa: SLF001 - torch's own mark
+            value = value._modules["_orig_mod"]  # noqa: SLF001
+        elif hasattr(value, "param_groups") and hasattr(value, "optimizer"):
+            value = value.optimizer
+        elif hasattr(getattr(value, "scheduler", None), "state_dict"):
+            value = value.scheduler
+        else:
+            return value
+
+
+def type_name(value: Any) -> str:
+    """The class's name, of the innermost object."""
+    return type(plain(value)).__qualname__.rpartition("<locals>.")[2]
+
+
+# ---------------------------------------------------------------- anything with a state
+
+
+def capture_stateful(name: str, value: Stateful, codecs: Sequence[Codec]) -> Captured:
+    """The state of a scheduler, loader, scaler or object of the user's."""
+    encoder = Encoder(codecs)
+    tree = encoder.encode(value.state_dict(), name)
+    return Captured(kind="stateful", type=type_name(value), tree=tree, side=encoder.tensors)
+
+
+def compare_stateful(name: str, value: Stateful, entry: ObjectEntry) -> list[str]:
+    """Differences between the checkpoint and the object: only its type is known before it loads."""
+    here = type_name(value)
+    return [] if here == entry.type else [f"{name}: {entry.type} in the checkpoint, {here} here"]
+
+
+def load_stateful(
+    name: str, value: Stateful, tree: Any, tensors: Mapping[str, Tensor], codecs: Sequence[Codec]
+) -> None:
+    """Give an object its state back; tensors are copies, on the CPU."""
+    value.load_state_dict(decode(tree, tensors, codecs, where=name))
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    return str(tuple(shape))
+
+
+def shared_shape(tensor: Tensor) -> tuple[int, ...] | None:
+    """The shape, or None while a lazy parameter has none."""
+    return None if torch.nn.parameter.is_lazy(tensor) else tuple(tensor.shape)

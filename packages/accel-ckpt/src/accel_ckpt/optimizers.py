@@ -1,0 +1,151 @@
+"""An optimizer in a checkpoint: its state by parameter name, so that order and number of ranks do not matter.
+
+The JSON part is torch's own layout with names for numbers:
+
+    {"state": {"model.encoder.weight": {"step": ..., "exp_avg": <tensor>}},
+     "groups": [{"lr": ..., "params": [names]}],
+     "rest": {}}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from accel_state.errors import CheckpointError
+
+from .codec import Codec, Encoder, decode
+from .manifest import ObjectEntry
+from .objects import Captured, plain, shape_text, shared_shape, type_name
+
+
+def parameter_names(objects: Mapping[str, Any]) -> dict[int, str]:
+    """The name of each parameter of the models among the objects, by the parameter's identity."""
+    names: dict[int, str] = {}
+    for name, value in objects.items():
+        if isinstance(value, nn.Module):
+            for key, parameter in plain(value).named_parameters():
+                names.setdefault(id(parameter), f"{name}.{key}")
+    return names
+
+
+def _named(optimizer: Any, names: Mapping[int, str]) -> list[list[tuple[str, Tensor]]]:
+    """Each group's parameters with their names; those of no saved model are called by their place."""
+    return [
+        [(names.get(id(p), f"param_groups.{g}.{i}"), p) for i, p in enumerate(group["params"])]
+        for g, group in enumerate(optimizer.param_groups)
+    ]
+
+
+def capture_optimizer(name: str, optimizer: Any, names: Mapping[int, str], codecs: Sequence[Codec]) -> Captured:
+    """The optimizer's state_dict with parameters called by name, without copying tensors.
+
+    Raises:
+        CheckpointError: the state_dict has not torch's layout (`state` by number, `param_groups`).
+    """
+    packed, named = optimizer.state_dict(), _named(optimizer, names)
+    name_of = dict(_numbers(name, packed, named))
+    groups = [{**group, "params": [name_of[number] for number in group["params"]]} for group in packed["param_groups"]]
+    rest = {key: value for key, value in packed.items() if key not in ("state", "param_groups")}
+    encoder = Encoder(codecs)
+    state = {
+        name_of[number]: {key: encoder.encode(value, name_of[number], str(key)) for key, value in values.items()}
+        for number, values in packed["state"].items()
+    }
+    tree = {
+        "state": state,
+        "groups": encoder.encode(groups, "param_groups"),
+        "rest": encoder.encode(rest, "rest"),
+    }
+    shapes = {key: shape for group in named for key, p in group if (shape := shared_shape(p)) is not None}
+    return Captured(kind="optimizer", type=type_name(optimizer), tree=tree, bulk=encoder.tensors, shapes=shapes)
+
+
+def _numbers(
+    name: str, packed: Mapping[str, Any], named: Sequence[Sequence[tuple[str, Tensor]]]
+) -> Iterator[tuple[Any, str]]:
+    """The name behind each number of a packed state."""
+    try:
+        counts = [len(group["params"]) for group in packed["param_groups"]]
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{name}: its state_dict() has not the layout of torch.optim ('state' and 'param_groups'), so its tensors "
+            f"cannot be saved by parameter name; it has {sorted(packed)}."
+        ) from error
+    if counts != [len(group) for group in named]:
+        raise CheckpointError(f"{name}: its state_dict() and its param_groups list different numbers of parameters")
+    for group, pairs in zip(packed["param_groups"], named, strict=True):
+        yield from ((number, key) for number, (key, _) in zip(group["params"], pairs, strict=True))
+
+
+def _saved_groups(tree: Any) -> list[list[str]]:
+    return [[str(key) for key in group["params"]] for group in tree["groups"]]
+
+
+def compare_optimizer(
+    name: str, optimizer: Any, entry: ObjectEntry, tree: Any, names: Mapping[int, str]
+) -> tuple[list[str], set[str]]:
+    """Differences in words, and the parameters whose state cannot be loaded because their shape differs."""
+    here_groups = _named(optimizer, names)
+    here = {key: p for group in here_groups for key, p in group}
+    saved = {key for group in _saved_groups(tree) for key in group}
+    lines = []
+    if (now := type_name(optimizer)) != entry.type:
+        lines.append(f"{name}: {entry.type} in the checkpoint, {now} here")
+    lines += [f"{name}: {key}: missing in the checkpoint" for key in here if key not in saved]
+    lines += [f"{name}: {key}: only in the checkpoint" for key in sorted(saved) if key not in here]
+    unfit = set()
+    for key, shape in entry.shapes.items():
+        if key in here and (now_shape := shared_shape(here[key])) not in (None, shape):
+            lines.append(
+                f"{name}: {key}: shape {shape_text(shape)} in the checkpoint, {shape_text(now_shape or ())} here"
+            )
+            unfit.add(key)
+    same_names = saved == here.keys()
+    if same_names and [set(group) for group in _saved_groups(tree)] != [{k for k, _ in group} for group in here_groups]:
+        lines.append(f"{name}: the parameters are grouped differently in the checkpoint")
+    return lines, unfit
+
+
+def load_optimizer(
+    name: str,
+    optimizer: Any,
+    tree: Any,
+    tensors: Mapping[str, Tensor],
+    names: Mapping[int, str],
+    codecs: Sequence[Codec],
+    unfit: set[str],
+) -> None:
+    """Give an optimizer its state back through its own `load_state_dict`, which places it beside the parameters.
+
+    Hyperparameters come from the saved group of the same number; a group that the checkpoint has not keeps its own.
+    State that fits no parameter here is left out.
+    """
+    packed, named = optimizer.state_dict(), _named(optimizer, names)
+    name_of = dict(_numbers(name, packed, named))
+    saved = {key for group in _saved_groups(tree) for key in group} - unfit
+    state = {}
+    for number, key in name_of.items():
+        if key in saved and key in tree["state"]:
+            values = tree["state"][key]
+            where = f"{name}: {key}"
+            state[number] = {field: decode(value, tensors, codecs, where=where) for field, value in values.items()}
+        elif key not in saved and number in packed["state"]:
+            state[number] = packed["state"][number]
+    groups = decode(tree["groups"], tensors, codecs, where=name)
+    merged = [
+        {**group, **_on_same_devices(groups[i] if i < len(groups) else {}, group), "params": group["params"]}
+        for i, group in enumerate(packed["param_groups"])
+    ]
+    rest = decode(tree["rest"], tensors, codecs, where=name)
+    optimizer.load_state_dict({**rest, "state": state, "param_groups": merged})
+
+
+def _on_same_devices(saved: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, Any]:
+    """Hyperparameters that are tensors (a learning rate under CUDA graphs) go where this run's are."""
+    return {
+        key: value.to(now.device) if isinstance(value, Tensor) and isinstance(now := here.get(key), Tensor) else value
+        for key, value in saved.items()
+    }

@@ -1,0 +1,35 @@
+"""Where a project keeps its files: the peer's `ProjectConfiguration`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class ProjectConfiguration:
+    """Where checkpoints and logs go, and how checkpoints are named.
+
+    Args:
+        project_dir: the project's directory.
+        logging_dir: where trackers write; the project's directory if not given.
+        automatic_checkpoint_naming: save to `project_dir/checkpoints/checkpoint_<iteration>`.
+        total_limit: with automatic naming, how many checkpoints to keep; None keeps all.
+        iteration: the number of the next checkpoint.
+        save_on_each_node: let each node's local main process write what is saved, not only the global one.
+    """
+
+    project_dir: str | None = None
+    logging_dir: str | None = None
+    automatic_checkpoint_naming: bool = False
+    total_limit: int | None = None
+    iteration: int = 0
+    save_on_each_node: bool = False
+
+    def __post_init__(self) -> None:
+        self.set_directories(self.project_dir)
+
+    def set_directories(self, project_dir: str | None = None) -> None:
+        """Set the project's directory; the logs' directory follows only if there is none."""
+        self.project_dir = project_dir
+        if self.logging_dir is None:
+            self.logging_dir = project_dir
