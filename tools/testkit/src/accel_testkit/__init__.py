@@ -1,0 +1,1 @@
+"""Material for accel's own tests; never released."""
