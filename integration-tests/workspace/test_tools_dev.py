@@ -84,8 +84,9 @@ def test_an_empty_tier_is_an_error_when_asked_for(monkeypatch: pytest.MonkeyPatc
 
 def test_the_shells_training_settings_do_not_reach_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
-    found = tests.test_environment()
+    found = tests.test_environment(["faults"])
     assert "ACCELERATE_MIXED_PRECISION" not in found
+    assert found["ACCEL_TEST_FAULTS"] == "1"
     assert found["OMP_NUM_THREADS"] == "1"
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 
 from devtool.paths import BIN, PYTHON, ROOT, DevError, become, must_run, packages, say
-from devtool.tiers import MARKERS, TIERS, marker_expression
+from devtool.tiers import TIERS, marker_expression
 
 OTHER_TARGETS = ("integration-tests", "tools")
 
@@ -31,7 +32,7 @@ def run_tests(names: list[str], tiers: list[str], pytest_arguments: list[str]) -
         must_run([PYTHON, ROOT / "tools" / "dev", "isolated", *wanted])
     folders = [name if name in OTHER_TARGETS else f"packages/{name}/tests" for name in names]
     command = [*pytest_command(), "-m", marker_expression(tiers), *folders, *pytest_arguments]
-    become(command, env=test_environment())
+    become(command, env=test_environment(tiers))
 
 
 def pytest_command() -> list[str]:
@@ -40,21 +41,25 @@ def pytest_command() -> list[str]:
     return [str(BIN / "pytest"), "-n", str(workers), "--dist", "worksteal"]
 
 
-def test_environment() -> dict[str, str]:
-    """One thread per process, since workers fill the cores; none of the shell's settings for training runs."""
+def test_environment(tiers: Sequence[str] = ()) -> dict[str, str]:
+    """One thread per process, since workers fill the cores; none of the shell's settings for training runs.
+
+    ``ACCEL_TEST_FAULTS`` and the like tell tests that run a sample in the core tier to run the whole.
+    """
     training = ("ACCEL_", "ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(training)}
     environment.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
+    environment.update({f"ACCEL_TEST_{tier.upper()}": "1" for tier in tiers})
     return environment
 
 
 def filled_tiers() -> list[str]:
-    """The tiers that have at least one test."""
+    """The tiers that add at least one test, by its marker, or make one do more, by its variable."""
     found = {"isolated"}
     for folder in ("packages", *OTHER_TARGETS):
         for path in (ROOT / folder).rglob("test_*.py"):
-            found.update(re.findall(r"\bmark\.(\w+)", path.read_text()))
-    return [name for name in TIERS if name in found & {*MARKERS, "isolated"}]
+            found.update(name.lower() for name in re.findall(r"\b(?:mark\.|ACCEL_TEST_)(\w+)", path.read_text()))
+    return [name for name in TIERS if name in found]
 
 
 def _usable_cores() -> int:
