@@ -37,6 +37,10 @@ class StateResetError(AccelError, AttributeError):
     """A handle was used after the state behind it was reset."""
 
 
+class NoAcceleratorError(AccelError, ValueError):
+    """The state of the current Accelerator was asked for, and there is none."""
+
+
 class ProcessGroupError(AccelError, RuntimeError):
     """The process group cannot be made, or is no longer usable."""
 
@@ -103,3 +107,10 @@ class CheckpointMismatchError(CheckpointError, ValueError):
 
 class TrackerError(AccelError, ValueError):
     """A tracker that is unknown, not installed or not usable as asked was named."""
+
+
+# ---- the name `accelerate`
+
+
+class AliasError(AccelError, ImportError):
+    """`accelerate` cannot be answered by accel, or a name of it is not offered yet."""
