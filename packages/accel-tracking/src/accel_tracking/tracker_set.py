@@ -75,7 +75,7 @@ class TrackerSet:
         if config is not None:
             masked = mask_secrets(config)
             for tracker in self.trackers:
-                self._guard(tracker.name, tracker.store_init_configuration, masked)
+                self._guard(tracker, "store_init_configuration", masked)
 
     def log(
         self, values: Mapping[str, Any], step: int | None = None, log_kwargs: KwargsByTracker | None = None
@@ -94,7 +94,7 @@ class TrackerSet:
             raise TrackerError(f"log() got a {type(values).__name__}; it takes a mapping from names to values")
         arguments = self._check_kwargs(log_kwargs, "log_kwargs")
         for tracker in self.trackers:
-            self._guard(tracker.name, tracker.log, values, step=step, **arguments.get(tracker.name, _NO_KWARGS))
+            self._guard(tracker, "log", values, step=step, **arguments.get(tracker.name, _NO_KWARGS))
         if not self.trackers and self.log_with and not self._told_not_running:
             self._told_not_running = True
             logger.warning("log() before the trackers are initialised, or after they finished, records nothing")
@@ -120,7 +120,7 @@ class TrackerSet:
         trackers, self.trackers = self.trackers, []
         for tracker in trackers:
             self._run_ids |= _run_ids([tracker])
-            self._guard(tracker.name, tracker.finish)
+            self._guard(tracker, "finish")
         for name, count in self._failures.items():
             if count > 1:
                 logger.warning("the tracker %r failed %d times in all", name, count)
@@ -135,7 +135,7 @@ class TrackerSet:
         self._run_ids = dict(state_dict["run_ids"])
         for tracker in self.trackers:
             if tracker.name in self._run_ids and not isinstance(tracker, NullTracker):
-                self._guard(tracker.name, tracker.resume, self._run_ids[tracker.name])
+                self._guard(tracker, "resume", self._run_ids[tracker.name])
 
     def _maker(
         self, entry: TrackerChoice, project_name: str, kwargs: Mapping[str, Mapping[str, Any]]
@@ -183,11 +183,11 @@ class TrackerSet:
             check_name(str(name), known, what)
         return {str(name): arguments for name, arguments in kwargs.items()}
 
-    def _guard(self, name: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    def _guard(self, tracker: GeneralTracker, method: str, /, *args: Any, **kwargs: Any) -> None:
         try:
-            call(*args, **kwargs)
+            getattr(tracker, method)(*args, **kwargs)
         except Exception as error:  # noqa: BLE001  whatever a tracker raises, training goes on
-            self._report(name, call.__name__, error)
+            self._report(tracker.name, method, error)
 
     def _report(self, name: str, method: str, error: Exception) -> None:
         self._failures[name] += 1
