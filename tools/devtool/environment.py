@@ -66,7 +66,7 @@ def installer_environment() -> dict[str, str]:
         "HTTP",
         "NATIVE_TLS",
     )
-    kept_uv += ("SYSTEM_CERTS", "KEYRING", "INSECURE", "CONCURRENT", "OFFLINE", "CONFIG_FILE")
+    kept_uv += ("SYSTEM_CERTS", "KEYRING", "INSECURE", "CONCURRENT", "OFFLINE")
     kept_pip: tuple[str, ...] = (
         "INDEX_URL",
         "EXTRA_INDEX_URL",
@@ -87,7 +87,8 @@ def installer_environment() -> dict[str, str]:
         and not (name.startswith("UV_") and not name[3:].startswith(kept_uv))
         and not (name.startswith("PIP_") and name[4:] not in kept_pip)
     }
-    environment.update(PIP_USER="0", PIP_NO_INPUT="1", PIP_DISABLE_PIP_VERSION_CHECK="1", PYTHONNOUSERSITE="1")
+    environment.update(PIP_USER="0", PIP_REQUIRE_HASHES="0", PIP_NO_DEPS="0", PIP_NO_INPUT="1")
+    environment.update(PIP_DISABLE_PIP_VERSION_CHECK="1", PYTHONNOUSERSITE="1")
     return environment
 
 
@@ -103,8 +104,14 @@ def install_pins(python: Path, pins: Path, *, again: bool = False) -> None:
     """Install exported pins into an environment: hashes checked, dependencies never resolved anew."""
     if not any(line.strip() and not line.startswith("#") for line in pins.read_text().splitlines()):
         return
-    command = [UV, "pip", "install", "--quiet", "--python", python, "--require-hashes", "--no-deps", "-r", pins]
-    must_run([*command, *(["--reinstall"] if again else [])], env=_uv_environment())
+    command = [UV, "pip", "install", "--quiet", "--no-config", "--python", python, "--require-hashes", "--no-deps"]
+    try:
+        must_run([*command, *(["--reinstall"] if again else []), "-r", pins], env=_uv_environment())
+    except DevError as error:
+        raise DevError(
+            f"{error}\nIf it is the index: uv's configuration files are not read here; UV_DEFAULT_INDEX=<address> "
+            "names another one, and so does pip's index-url."
+        ) from None
 
 
 # ------------------------------------------------------------------ state
@@ -247,8 +254,11 @@ def _torch_words(torch: str) -> str:
 
 
 def _install_torch(torch: str, again: bool) -> None:
-    link = _site_packages() / EXISTING_TORCH
+    site = _site_packages()
+    link = site / EXISTING_TORCH
     if torch.startswith("existing:"):
+        if (site / "torch").is_dir():  # one that was installed earlier would come first on the path
+            must_run([PYTHON, "-m", "pip", "uninstall", "--quiet", "--yes", "torch"], env=installer_environment())
         link.write_text(torch.removeprefix("existing:") + "\n")
     else:
         link.unlink(missing_ok=True)
@@ -276,7 +286,7 @@ def _install_all_pins(again: bool) -> None:
 
 
 def _install_members(again: bool) -> None:
-    command: list[object] = [UV, "pip", "install", "--quiet", "--python", PYTHON, "--no-deps"]
+    command: list[object] = [UV, "pip", "install", "--quiet", "--no-config", "--python", PYTHON, "--no-deps"]
     command += ["--no-build-isolation", *(["--reinstall"] if again else [])]
     for package in packages():
         command += ["-e", ROOT / "packages" / package]  # one -e each: a glob would make only the first editable
@@ -292,7 +302,7 @@ def _site_packages() -> Path:
 def _uv_environment() -> dict[str, str]:
     """As for pip, and a package index that only pip was told about serves uv as well."""
     environment = installer_environment()
-    if not any(name in environment for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_CONFIG_FILE")):
+    if not any(name in environment for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL")):
         listed = output_of([PYTHON, "-m", "pip", "config", "list"], env=environment)
         settings = dict(line.split("=", 1) for line in listed.splitlines() if "=" in line)
         for name in (":env:.index-url", "install.index-url", "global.index-url"):
