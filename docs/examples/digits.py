@@ -153,7 +153,10 @@ def main(argv: list[str] | None = None) -> None:
     if args.resume:
         try:
             accelerator.load_state()
-            accelerator.print(f"resumed {folder} at epoch {progress.epoch}, update {progress.update} of {updates}")
+            left = (
+                f"update {progress.update} of {updates}" if progress.epoch < args.epochs else "its end: nothing is left"
+            )
+            accelerator.print(f"resumed {folder} at epoch {progress.epoch}, {left}")
         except FileNotFoundError:
             accelerator.print(f"{folder} holds no checkpoint yet: starting from the beginning")
     accelerator.init_trackers("digits", config={key: str(value) for key, value in vars(args).items()})

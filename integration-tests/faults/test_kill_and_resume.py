@@ -1,0 +1,126 @@
+"""Killed with -9 at any moment and resumed, a run ends with the weights of the run that was never killed.
+
+The core tier kills a few times; `--faults` (ACCEL_TEST_FAULTS=1) kills twenty times with 0 and with 2 workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+
+TRAIN = Path(__file__).with_name("train.py")
+FULL = "ACCEL_TEST_FAULTS" in os.environ
+UPDATES = 120 if FULL else 60
+
+
+@dataclass
+class Outcome:
+    digest: str = ""
+    kills: int = 0
+    inside_a_save: int = 0
+    resumed_at: list[int] = field(default_factory=list)
+
+
+def launch(folder: Path, log: Path, workers: int) -> subprocess.Popen:
+    arguments = [str(TRAIN), str(folder), "--updates", str(UPDATES), "--num-workers", str(workers)]
+    with log.open("wb") as out:
+        return subprocess.Popen(
+            [sys.executable, "-m", "accel_launch", "launch", "--cpu", "--num-processes", "2", *arguments],
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+
+
+def kill_all(process: subprocess.Popen, rng: random.Random) -> None:
+    """kill -9 of the launcher or of one rank; the others have to follow by themselves."""
+    parent = psutil.Process(process.pid)
+    family = parent.children(recursive=True)
+    ranks = parent.children()
+    victim = rng.choice([parent, *ranks])
+    with contextlib.suppress(psutil.NoSuchProcess):
+        victim.send_signal(signal.SIGKILL)
+    process.wait(timeout=30)
+    _, alive = psutil.wait_procs(family, timeout=30)
+    assert not alive, f"left behind: {alive}"
+
+
+def wait_for(condition, process: subprocess.Popen, log: Path, pause_s: float = 0.0002) -> bool:
+    end = time.monotonic() + 90
+    while time.monotonic() < end:
+        if condition():
+            return True
+        if process.poll() is not None:
+            return False
+        time.sleep(pause_s)
+    raise AssertionError(f"nothing happened for 90 s:\n{log.read_text()}")
+
+
+def run_with_kills(folder: Path, tmp_path: Path, workers: int, kills: int, seed: int) -> Outcome:
+    """Start, kill, start again … then let the run finish."""
+    rng = random.Random(seed)
+    outcome = Outcome()
+    checkpoints = folder / "checkpoints"
+    for attempt in range(kills + 1):
+        log = tmp_path / f"log-{attempt}"
+        process = launch(folder, log, workers)
+        try:
+            if outcome.kills < kills and strike(process, log, checkpoints, rng, outcome):
+                continue
+            assert process.wait(timeout=120) == 0, log.read_text()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            outcome.resumed_at += [int(number) for number in re.findall(r"resumed at (\d+)", log.read_text())]
+        outcome.digest = re.search(r"done (\w+)", log.read_text()).group(1)
+        return outcome
+    raise AssertionError("the last attempt did not finish")
+
+
+def strike(process, log: Path, checkpoints: Path, rng: random.Random, outcome: Outcome) -> bool:
+    """Kill once: while a save is being written, or at a random moment of training. False if the run ended first."""
+
+    def training() -> bool:
+        return b"update " in log.read_bytes()
+
+    def saving() -> bool:
+        return checkpoints.is_dir() and any(".accel-staging-" in name for name in os.listdir(checkpoints))
+
+    if not wait_for(training, process, log, pause_s=0.01):
+        return False
+    inside = rng.random() < 0.5
+    if inside and not wait_for(saving, process, log):
+        return False
+    time.sleep(rng.random() * (0.004 if inside else 0.4))
+    if process.poll() is not None:
+        return False
+    kill_all(process, rng)
+    outcome.kills += 1
+    outcome.inside_a_save += saving()  # the staging folder is still there: the save did not end before the kill
+    return True
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_killed_run_ends_with_the_weights_of_an_undisturbed_one(tmp_path, workers):
+    kills = 10 if FULL else 2
+    undisturbed = run_with_kills(tmp_path / "undisturbed", tmp_path, workers, kills=0, seed=0)
+    killed = run_with_kills(tmp_path / "killed", tmp_path, workers, kills=kills, seed=workers)
+    print(f"workers={workers}: {killed}")
+    assert killed.kills == kills
+    if FULL:
+        assert killed.inside_a_save >= 3
+        assert len(killed.resumed_at) >= kills // 2
+    assert killed.digest == undisturbed.digest

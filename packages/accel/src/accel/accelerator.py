@@ -1,0 +1,574 @@
+"""`Accelerator`: one object that routes to the components which do the work. A reader finds each in one hop."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from accel_ckpt import ProjectConfiguration
+from accel_data import DataLoaderConfiguration, DataLoaderShard
+from accel_data import gather_for_metrics as gather_for_metrics_of
+from accel_data import skip_first_batches as skip_first_batches_of
+from accel_parallel import (
+    AcceleratedOptimizer,
+    AcceleratedScheduler,
+    Accumulation,
+    DistributedDataParallelKwargs,
+    GradientAccumulationPlugin,
+    extract_model_from_parallel,
+    join_uneven_inputs,
+    trigger_sync_in_backward,
+)
+from accel_precision import AutocastKwargs, GradScalerKwargs, PrecisionPolicy
+from accel_state import (
+    AcceleratorState,
+    DistributedType,
+    GradientState,
+    InitProcessGroupKwargs,
+    PartialState,
+    broadcast_object_list,
+    gather,
+    gather_object,
+    pad_across_processes,
+    reduce,
+)
+from accel_state.settings import UNSET
+from accel_tracking import TrackerSet
+
+from . import checkpoints, configuration, preparing
+from .handlers import sort_handlers
+from .refusals import refuse_what_cannot_be_honoured
+
+
+class Accelerator:
+    """Everything a training loop needs to run on any number of processes, in any precision.
+
+    Arguments that are not given are read from the environment (`accel launch` sets it), then take their defaults.
+
+    Args:
+        device_placement: move models, optimizer state and batches to `device`.
+        split_batches: deprecated, see `DataLoaderConfiguration`.
+        mixed_precision: "no", "fp16" or "bf16"; default "no".
+        gradient_accumulation_steps: micro-batches per update, used with `accumulate`; default 1.
+        cpu: ignore every accelerator. Under a launch of several processes they stay several, and talk over gloo.
+        dataloader_config: how loaders are sharded and iterated.
+        rng_types: generators that are set to rank 0's at the start of every iteration; default `["generator"]`.
+        log_with: trackers by name, class or instance, or "all".
+        project_dir: where logs and checkpoints go.
+        project_config: the same with naming and limits of checkpoints.
+        gradient_accumulation_plugin: accumulation in full.
+        step_scheduler_with_optimizer: False moves a prepared scheduler one notch per `step()` call, whatever the
+            optimizer does; True only with real updates.
+        kwargs_handlers: `AutocastKwargs`, `GradScalerKwargs`, `DistributedDataParallelKwargs`,
+            `InitProcessGroupKwargs`, at most one of each.
+        deepspeed_plugin, deepspeed_plugins, fsdp_plugin, torch_tp_plugin, megatron_lm_plugin, dynamo_backend,
+            dynamo_plugin, parallelism_config: refused with the reason: what they configure does not exist yet.
+
+    Raises:
+        SettingError: a value that is not allowed, a contradiction, or something that cannot be honoured.
+    """
+
+    def __init__(
+        self,
+        device_placement: bool = True,
+        split_batches: bool = UNSET,  # type: ignore[assignment]
+        mixed_precision: str | None = None,
+        gradient_accumulation_steps: int = UNSET,  # type: ignore[assignment]
+        cpu: bool = False,
+        dataloader_config: DataLoaderConfiguration | None = None,
+        deepspeed_plugin: Any = None,
+        fsdp_plugin: Any = None,
+        torch_tp_plugin: Any = None,
+        megatron_lm_plugin: Any = None,
+        rng_types: Sequence[Any] | None = None,
+        log_with: Any = None,
+        project_dir: str | os.PathLike[str] | None = None,
+        project_config: ProjectConfiguration | None = None,
+        gradient_accumulation_plugin: GradientAccumulationPlugin | None = None,
+        step_scheduler_with_optimizer: bool = True,
+        kwargs_handlers: Sequence[Any] | None = None,
+        dynamo_backend: Any = None,
+        dynamo_plugin: Any = None,
+        deepspeed_plugins: Any = None,
+        parallelism_config: Any = None,
+    ) -> None:
+        refuse_what_cannot_be_honoured(locals())
+        handlers = sort_handlers(kwargs_handlers)
+        self.init_handler: InitProcessGroupKwargs | None = handlers.get(InitProcessGroupKwargs)
+        self.autocast_handler: AutocastKwargs | None = handlers.get(AutocastKwargs)
+        self.scaler_handler: GradScalerKwargs | None = handlers.get(GradScalerKwargs)
+        self.ddp_handler: DistributedDataParallelKwargs | None = handlers.get(DistributedDataParallelKwargs)
+
+        plugin = configuration.accumulation_plugin(gradient_accumulation_steps, gradient_accumulation_plugin)
+        self.dataloader_config = configuration.loader_configuration(split_batches, dataloader_config)
+        self.project_configuration = configuration.project_configuration(project_dir, project_config)
+        init_kwargs = {} if self.init_handler is None else self.init_handler.to_kwargs()
+        self.state = AcceleratorState(mixed_precision, cpu, _from_accelerator=True, **init_kwargs)
+        self.gradient_state = GradientState(plugin)
+        self.policy = PrecisionPolicy.from_name(self.state.mixed_precision)
+        self.scaler = self.policy.scaler(self.device.type, self.scaler_handler)
+        self.device_placement = device_placement
+        self.rng_types = list(rng_types) if rng_types is not None else ["generator"]
+        self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
+
+        self.accumulation = Accumulation(self.gradient_state)
+        self.engine = preparing.make_engine(self)
+        self.tracker_set = TrackerSet(log_with, self.project_configuration.logging_dir)
+        self.step = 0
+        self.registry = preparing.Registry()
+        self._models = self.registry.models
+        self._optimizers = self.registry.optimizers
+        self._schedulers = self.registry.schedulers
+        self._dataloaders = self.registry.dataloaders
+        self._custom_objects = self.registry.custom_objects
+        self._trigger = False
+
+    # ------------------------------------------------------------ who and where
+
+    @property
+    def device(self) -> torch.device:
+        """This process's device."""
+        return self.state.device
+
+    @property
+    def distributed_type(self) -> DistributedType:
+        """How the processes work together."""
+        return self.state.distributed_type
+
+    @property
+    def num_processes(self) -> int:
+        """The world size."""
+        return self.state.num_processes
+
+    @property
+    def process_index(self) -> int:
+        """This process's rank."""
+        return self.state.process_index
+
+    @property
+    def local_process_index(self) -> int:
+        """This process's rank on its machine."""
+        return self.state.local_process_index
+
+    @property
+    def is_main_process(self) -> bool:
+        """Whether this is rank 0."""
+        return self.state.is_main_process
+
+    @property
+    def is_local_main_process(self) -> bool:
+        """Whether this is rank 0 of its machine."""
+        return self.state.is_local_main_process
+
+    @property
+    def is_last_process(self) -> bool:
+        """Whether this is the highest rank."""
+        return self.state.is_last_process
+
+    @property
+    def use_distributed(self) -> bool:
+        """Whether there are peers to talk to."""
+        return self.state.use_distributed
+
+    @property
+    def multi_device(self) -> bool:
+        """Whether several processes train together, each on a device of its own."""
+        return self.use_distributed and self.distributed_type.name.startswith("MULTI_")
+
+    @property
+    def mixed_precision(self) -> str:
+        """ "no", "fp16" or "bf16"."""
+        return self.state.mixed_precision
+
+    @property
+    def sync_gradients(self) -> bool:
+        """Whether the micro-batch at hand ends its accumulation window."""
+        return self.gradient_state.sync_gradients
+
+    @sync_gradients.setter
+    def sync_gradients(self, sync_gradients: bool) -> None:
+        self.gradient_state._set_sync_gradients(sync_gradients)  # noqa: SLF001  the peer's name, part of the contract
+
+    @property
+    def gradient_accumulation_steps(self) -> int:
+        """Micro-batches per update."""
+        return self.gradient_state.num_steps
+
+    @gradient_accumulation_steps.setter
+    def gradient_accumulation_steps(self, num_steps: int) -> None:
+        plugin = GradientAccumulationPlugin(num_steps=num_steps)  # refuses what is not allowed
+        self.gradient_state.plugin_kwargs["num_steps"] = plugin.num_steps
+
+    @property
+    def optimizer_step_was_skipped(self) -> bool:
+        """Whether a prepared optimizer left its last step out because gradients overflowed."""
+        return any(optimizer.step_was_skipped for optimizer in self._optimizers)
+
+    @property
+    def project_dir(self) -> str | None:
+        """Where the run writes."""
+        return self.project_configuration.project_dir
+
+    @property
+    def logging_dir(self) -> str | None:
+        """Where trackers write."""
+        return self.project_configuration.logging_dir
+
+    @property
+    def save_iteration(self) -> int:
+        """The number that the next automatically named checkpoint gets."""
+        return self.project_configuration.iteration
+
+    @property
+    def split_batches(self) -> bool:
+        """Of `dataloader_config`."""
+        return self.dataloader_config.split_batches
+
+    @property
+    def dispatch_batches(self) -> bool | None:
+        """Of `dataloader_config`."""
+        return self.dataloader_config.dispatch_batches
+
+    @property
+    def even_batches(self) -> bool:
+        """Of `dataloader_config`."""
+        return self.dataloader_config.even_batches
+
+    @even_batches.setter
+    def even_batches(self, even_batches: bool) -> None:
+        self.dataloader_config.even_batches = even_batches
+
+    @property
+    def use_seedable_sampler(self) -> bool:
+        """Of `dataloader_config`."""
+        return self.dataloader_config.use_seedable_sampler
+
+    @property
+    def non_blocking(self) -> bool:
+        """Of `dataloader_config`."""
+        return self.dataloader_config.non_blocking
+
+    @property
+    def use_stateful_dataloader(self) -> bool:
+        """Of `dataloader_config`."""
+        return self.dataloader_config.use_stateful_dataloader
+
+    @property
+    def trackers(self) -> list[Any]:
+        """The trackers that run."""
+        return self.tracker_set.trackers
+
+    @property
+    def log_with(self) -> list[Any]:
+        """The trackers that were asked for."""
+        return self.tracker_set.log_with
+
+    def explain(self) -> str:
+        """The run as it was resolved: ranks, device, precision, accumulation, and the plan for models."""
+        return preparing.explain(self)
+
+    # ------------------------------------------------------------ process control
+
+    def on_main_process(self, function: Callable[..., Any] | None = None) -> Any:
+        """Decorator: run only on rank 0."""
+        return PartialState().on_main_process(function)
+
+    def on_local_main_process(self, function: Callable[..., Any] | None = None) -> Any:
+        """Decorator: run only on rank 0 of each machine."""
+        return PartialState().on_local_main_process(function)
+
+    def on_last_process(self, function: Callable[..., Any]) -> Any:
+        """Decorator: run only on the highest rank."""
+        return PartialState().on_last_process(function)
+
+    def on_process(self, function: Callable[..., Any] | None = None, process_index: int | None = None) -> Any:
+        """Decorator: run only on one rank."""
+        return PartialState().on_process(function, process_index)
+
+    def on_local_process(
+        self, function: Callable[..., Any] | None = None, local_process_index: int | None = None
+    ) -> Any:
+        """Decorator: run only on one rank of each machine."""
+        return PartialState().on_local_process(function, local_process_index)
+
+    def wait_for_everyone(self) -> None:
+        """Wait until every rank is here."""
+        self.state.wait_for_everyone()
+
+    def main_process_first(self) -> AbstractContextManager[None]:
+        """A block that rank 0 runs before all others."""
+        return self.state.main_process_first()
+
+    def local_main_process_first(self) -> AbstractContextManager[None]:
+        """A block that each machine's rank 0 runs before its others."""
+        return self.state.local_main_process_first()
+
+    def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> AbstractContextManager[Any]:
+        """A block with this rank's contiguous part of a list, tuple, dict or tensor."""
+        return self.state.split_between_processes(inputs, apply_padding)
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """`print`, once per machine."""
+        self.state.print(*args, **kwargs)
+
+    def set_trigger(self) -> None:
+        """Make the next `check_trigger` true on every rank."""
+        self._trigger = True
+
+    def check_trigger(self) -> bool:
+        """Whether any rank called `set_trigger` since the last check. Every rank calls it; costs one small gather."""
+        mine, self._trigger = self._trigger, False
+        return any(gather_object([mine]))
+
+    # ------------------------------------------------------------ preparing
+
+    def prepare(self, *args: Any, device_placement: Sequence[bool] | None = None) -> Any:
+        """Models, optimizers, schedulers and loaders made ready for this run, in the order given; a single one bare.
+
+        Objects that are prepared already come back themselves, and objects of other types unchanged.
+
+        Args:
+            device_placement: one bool per object; False leaves it on its device.
+
+        Raises:
+            SettingError: `device_placement` has another length than there are objects.
+            PlanError: a model that cannot be run this way; nothing was changed then.
+        """
+        return preparing.prepare(self, args, device_placement)
+
+    def prepare_model(
+        self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
+    ) -> nn.Module:
+        """A model on this device, in this precision, and replicated over the ranks.
+
+        Args:
+            device_placement: None takes the Accelerator's.
+            evaluation_mode: precision alone: no wrapper, no communication.
+        """
+        return preparing.prepare_model(self, model, device_placement, evaluation_mode)
+
+    def prepare_optimizer(self, optimizer: Any, device_placement: bool | None = None) -> AcceleratedOptimizer:
+        """An optimizer that steps when an accumulation window ends."""
+        return preparing.prepare_optimizer(self, optimizer, device_placement)
+
+    def prepare_scheduler(self, scheduler: Any, *, per: Any = None) -> AcceleratedScheduler:
+        """A scheduler that moves with real updates.
+
+        Args:
+            per: what the schedule counts, "update" or "sample": see `AcceleratedScheduler`.
+        """
+        return preparing.prepare_scheduler(self, scheduler, per)
+
+    def prepare_data_loader(
+        self, data_loader: DataLoader, device_placement: bool | None = None, slice_fn_for_dispatch: Any = None
+    ) -> DataLoaderShard:
+        """A loader that yields this rank's batches on this device and knows where it stopped."""
+        return preparing.prepare_data_loader(self, data_loader, device_placement, slice_fn_for_dispatch)
+
+    def unwrap_model(
+        self, model: nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True
+    ) -> nn.Module:
+        """The user's model inside a prepared one, which keeps working: see `extract_model_from_parallel`."""
+        unwrapped: nn.Module = extract_model_from_parallel(model, keep_fp32_wrapper, keep_torch_compile)
+        return unwrapped
+
+    def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Tensor]:
+        """The model's whole state.
+
+        Args:
+            unwrap: False keeps the names that wrappers give.
+        """
+        return (self.unwrap_model(model) if unwrap else model).state_dict()
+
+    # ------------------------------------------------------------ the step
+
+    def accumulate(self, *models: nn.Module) -> AbstractContextManager[None]:
+        """One micro-batch of these models: inside, `sync_gradients` tells whether their window ends here.
+
+        Models that are given together share a window; other models have their own.
+        """
+        self.step += 1
+        return self.accumulation.block(models)
+
+    def backward(self, loss: Tensor, **kwargs: Any) -> None:
+        """Add the gradients of a micro-batch's mean loss, divided by the accumulation steps and scaled for fp16.
+
+        Args:
+            kwargs: of `Tensor.backward`.
+        """
+        self.engine.backward(loss, **kwargs)
+
+    def no_sync(self, model: nn.Module | None = None) -> AbstractContextManager[Any]:
+        """A block whose gradients stay on their rank; without a model, those of all prepared models."""
+        return self.engine.no_sync(*([model] if model is not None else self._models))
+
+    @staticmethod
+    def trigger_sync_in_backward(model: nn.Module) -> AbstractContextManager[None]:
+        """A block whose next backward reduces gradients although its forward ran under `no_sync`."""
+        return trigger_sync_in_backward(model)
+
+    def autocast(self, autocast_handler: AutocastKwargs | None = None) -> AbstractContextManager[None]:
+        """A block that computes in this precision; the handler given here beats the constructor's."""
+        return self.policy.autocast(self.device.type, autocast_handler or self.autocast_handler)
+
+    def unscale_gradients(self, optimizer: Any = None) -> None:
+        """Divide gradients by the fp16 loss scale, at most once per update; harmless without a scaler.
+
+        Args:
+            optimizer: one, a list, or None for all that were prepared.
+        """
+        self.engine.unscale_gradients(optimizer)
+
+    def clip_grad_norm_(self, parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2) -> Tensor:
+        """Clip the gradients of the update that ends here; inside a window nothing changes.
+
+        Returns:
+            The norm before clipping, inside a window that of the gradients so far, as a scalar tensor.
+        """
+        return self.engine.clip_grad_norm_(parameters, max_norm, norm_type)
+
+    def clip_grad_value_(self, parameters: Tensor | Iterable[Tensor], clip_value: float) -> None:
+        """Clamp the entries of the gradients of the update that ends here."""
+        self.engine.clip_grad_value_(parameters, clip_value)
+
+    def join_uneven_inputs(
+        self, joinables: Sequence[Any], even_batches: bool | None = None
+    ) -> AbstractContextManager[None]:
+        """A block in which ranks may run out of data at different times. Harmless, with a warning, without DDP.
+
+        Raises:
+            SettingError: `even_batches` is given, which is not honoured inside the block yet.
+        """
+        preparing.refuse_even_batches_override(even_batches)
+        return join_uneven_inputs(joinables)
+
+    # ------------------------------------------------------------ communication
+
+    def gather(self, tensor: Any) -> Any:
+        """Every rank's tensors, joined along their first dimension, in any nesting."""
+        return gather(tensor)
+
+    def gather_object(self, objects: list[Any]) -> list[Any]:
+        """Every rank's list of objects as one list, in rank order."""
+        return gather_object(objects)
+
+    def broadcast_object_list(self, objects: list[Any], from_process: int = 0) -> list[Any]:
+        """One rank's list of objects on every rank, in place."""
+        return broadcast_object_list(objects, from_process)
+
+    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
+        """`gather` without the samples that pad the last batch of the loader that is being read."""
+        return gather_for_metrics_of(
+            input_data, gradient_state=self.gradient_state, use_gather_object=use_gather_object
+        )
+
+    def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
+        """Tensors in any nesting, summed ("sum"), averaged ("mean") or left ("none") over the ranks."""
+        return reduce(tensor, reduction, scale)
+
+    def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
+        """Tensors in any nesting, padded to the longest rank's size along `dim`."""
+        return pad_across_processes(tensor, dim, pad_index, pad_first)
+
+    # ------------------------------------------------------------ data
+
+    def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
+        """A loader that begins later, for one epoch; the original still yields its whole epoch."""
+        return skip_first_batches_of(dataloader, num_batches)
+
+    # ------------------------------------------------------------ checkpoints
+
+    def register_for_checkpointing(self, *objects: Any) -> None:
+        """Make objects part of every checkpoint.
+
+        Raises:
+            SettingError: some lack `state_dict` or `load_state_dict`; names all of them, and registers none.
+        """
+        self._custom_objects.extend(checkpoints.checked(objects))
+
+    def save_state(self, output_dir: str | os.PathLike[str] | None = None, safe_serialization: bool = True) -> str:
+        """Write everything needed to continue, as one transaction. Every rank calls it, at an update's end.
+
+        Args:
+            output_dir: the checkpoint's directory; with automatic naming it is `checkpoints/checkpoint_<iteration>` in
+                the project's directory instead.
+            safe_serialization: False, pickled weights, is refused.
+
+        Returns:
+            The directory that was written.
+
+        Raises:
+            CheckpointError: it could not be written; the last checkpoint is intact.
+        """
+        return checkpoints.save_state(self, output_dir, safe_serialization)
+
+    def load_state(self, input_dir: str | os.PathLike[str] | None = None, *, strict: bool = True) -> None:
+        """Continue from a checkpoint of any number of ranks. Every rank calls it, after `prepare`.
+
+        Args:
+            input_dir: the checkpoint's directory; None means the newest one under automatic naming.
+            strict: False loads what fits and warns of the rest.
+
+        Raises:
+            CheckpointNotFoundError: there is none; it is also a FileNotFoundError.
+            CheckpointCorruptError, CheckpointMismatchError: nothing was changed.
+        """
+        checkpoints.load_state(self, input_dir, strict)
+
+    # ------------------------------------------------------------ trackers
+
+    def init_trackers(
+        self,
+        project_name: str,
+        config: Mapping[str, Any] | None = None,
+        init_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Start the trackers, on the main process.
+
+        Args:
+            config: recorded by each.
+            init_kwargs: tracker's name to further arguments.
+        """
+        self.tracker_set.init(project_name, config, init_kwargs)
+
+    def log(
+        self,
+        values: Mapping[str, Any],
+        step: int | None = None,
+        log_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Log values with every tracker; a tracker that fails never stops the training."""
+        self.tracker_set.log(values, step, log_kwargs)
+
+    def get_tracker(self, name: str, unwrap: bool = False) -> Any:
+        """A tracker by name, or with `unwrap` its library's own object; off the main process a null object."""
+        return self.tracker_set.get(name, unwrap)
+
+    def end_training(self) -> None:
+        """Finish the trackers and leave the process group. Harmless a second time."""
+        self.tracker_set.finish()
+        self.state.destroy_process_group()
+
+    def close(self) -> None:
+        """`end_training`, by the name that `contextlib.closing` calls."""
+        self.end_training()
+
+    # ------------------------------------------------------------ letting go
+
+    def free_memory(self, *objects: Any) -> Any:
+        """Let go of every prepared object, collect garbage, empty the device's cache, and count from 0 again.
+
+        Returns:
+            One None per argument: `model, optimizer = accelerator.free_memory(model, optimizer)`.
+        """
+        return preparing.free_memory(self, objects)
+
+    def clear(self, *objects: Any) -> Any:
+        """`free_memory` by its other name."""
+        return self.free_memory(*objects)

@@ -1,0 +1,132 @@
+"""What an Accelerator saves, under which names, and where."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from accel_ckpt import Checkpointer, latest, load_checkpoint, save_checkpoint
+from accel_parallel import Prepared
+from accel_state import Stateful
+from accel_state.errors import CheckpointError, CheckpointNotFoundError, SettingError
+
+if TYPE_CHECKING:
+    from .accelerator import Accelerator
+
+PREFIX = "checkpoint_"
+
+
+class Counters:
+    """The Accelerator's own numbers as part of a checkpoint."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+
+    def state_dict(self) -> dict[str, Any]:
+        """Micro-batches so far."""
+        return {"step": self._accelerator.step}
+
+    def load_state_dict(self, state: Mapping[str, Any], /) -> None:
+        """Count on from there."""
+        self._accelerator.step = int(state["step"])
+
+
+def everything(accelerator: Accelerator) -> dict[str, Any]:
+    """Name to object of all that a checkpoint holds, in the order in which it is loaded.
+
+    Names are the class's and an ordinal, so that they stay when other objects come or go.
+    """
+    registry = accelerator.registry
+    prepared = Prepared(
+        models=tuple(registry.models), optimizers=tuple(registry.optimizers), schedulers=tuple(registry.schedulers)
+    )
+    objects: dict[str, Any] = dict(accelerator.engine.state(prepared))
+    seen: Counter[str] = Counter()
+    for item in (*registry.dataloaders, *registry.custom_objects):
+        kind = type(item).__name__
+        name = f"{kind}-{seen[kind]}"
+        seen[kind] += 1
+        objects[name if name not in objects else f"registered-{name}"] = item
+    return {**objects, "trackers": accelerator.tracker_set, "accelerator": Counters(accelerator)}
+
+
+def checked(objects: Sequence[Any]) -> Sequence[Any]:
+    """The objects, all of which can be saved and loaded.
+
+    Raises:
+        SettingError: names every one that cannot.
+    """
+    wrong = [f"{item!r} ({type(item).__name__})" for item in objects if not isinstance(item, Stateful)]
+    if wrong:
+        raise SettingError(
+            "register_for_checkpointing takes objects with state_dict() and load_state_dict(); these lack them: "
+            + ", ".join(wrong)
+        )
+    return objects
+
+
+def save_state(
+    accelerator: Accelerator, output_dir: str | os.PathLike[str] | None, safe_serialization: bool = True
+) -> str:
+    """Save `everything`; see `Accelerator.save_state`."""
+    if not safe_serialization:
+        raise CheckpointError(
+            "save_state(safe_serialization=False) would write pickles, which can run code when they are loaded; leave "
+            "it out: tensors are written as safetensors, the rest as JSON"
+        )
+    project = accelerator.project_configuration
+    objects = everything(accelerator)
+    if not project.automatic_checkpoint_naming:
+        if output_dir is None:
+            raise CheckpointError(
+                "save_state() needs output_dir, or ProjectConfiguration(project_dir=..., "
+                "automatic_checkpoint_naming=True), which names checkpoints by itself"
+            )
+        return os.fspath(save_checkpoint(output_dir, objects))
+    checkpointer = _automatic(accelerator)
+    taken = checkpointer.directory / f"{PREFIX}{project.iteration}"
+    if taken.exists():
+        raise CheckpointError(
+            f"{taken} exists already and belongs to an earlier run: load_state() first to continue that run, choose "
+            "another project_dir, or set project_configuration.iteration to a free number"
+        )
+    path = checkpointer.save(project.iteration, **objects)
+    project.iteration += 1
+    return os.fspath(path)
+
+
+def load_state(accelerator: Accelerator, input_dir: str | os.PathLike[str] | None, strict: bool = True) -> None:
+    """Load `everything`; see `Accelerator.load_state`."""
+    project = accelerator.project_configuration
+    objects = everything(accelerator)
+    if input_dir is not None:
+        load_checkpoint(input_dir, objects, strict=strict)
+        name = Path(input_dir).name
+        if project.automatic_checkpoint_naming and name.startswith(PREFIX) and name[len(PREFIX) :].isdigit():
+            project.iteration = int(name[len(PREFIX) :]) + 1
+        return
+    if not project.automatic_checkpoint_naming:
+        raise CheckpointNotFoundError(
+            "load_state() without a directory finds the newest checkpoint only with ProjectConfiguration("
+            "project_dir=..., automatic_checkpoint_naming=True): pass the checkpoint's directory"
+        )
+    checkpointer = _automatic(accelerator)
+    checkpointer.restore(strict=strict, **objects)
+    newest = checkpointer.latest()
+    project.iteration = 0 if newest is None else newest.step + 1
+
+
+def _automatic(accelerator: Accelerator) -> Checkpointer:
+    """The directory of automatically named checkpoints.
+
+    Raises:
+        SettingError: there is no project directory.
+    """
+    project = accelerator.project_configuration
+    if project.project_dir is None:
+        raise SettingError("automatic_checkpoint_naming needs a project_dir in ProjectConfiguration or Accelerator")
+    keep = None if project.total_limit is None else latest(project.total_limit)
+    return Checkpointer(Path(project.project_dir) / "checkpoints", keep=keep, prefix=PREFIX)

@@ -1,0 +1,74 @@
+"""From constructor arguments, the environment and defaults to the values an `Accelerator` is built from."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any
+
+from accel_ckpt import ProjectConfiguration
+from accel_data import DataLoaderConfiguration
+from accel_parallel import GradientAccumulationPlugin
+from accel_state.errors import SettingError
+from accel_state.settings import UNSET, resolve
+
+
+def accumulation_plugin(steps: Any, plugin: GradientAccumulationPlugin | None) -> GradientAccumulationPlugin:
+    """The accumulation settings: the plugin's, or as many steps as the argument or the environment says.
+
+    Raises:
+        SettingError: the plugin and the argument name different numbers of steps, or the number is not allowed.
+    """
+    if plugin is None:
+        return GradientAccumulationPlugin(num_steps=resolve("gradient_accumulation_steps", steps).value)
+    if steps is not UNSET and steps != plugin.num_steps:
+        raise SettingError(
+            f"gradient_accumulation_steps={steps!r} contradicts gradient_accumulation_plugin with num_steps="
+            f"{plugin.num_steps!r}: give one of them"
+        )
+    return plugin
+
+
+def loader_configuration(split_batches: Any, config: DataLoaderConfiguration | None) -> DataLoaderConfiguration:
+    """The loaders' settings, with the deprecated `split_batches` argument as its field.
+
+    Raises:
+        SettingError: the argument contradicts the configuration.
+    """
+    if split_batches is UNSET:
+        return config or DataLoaderConfiguration()
+    warnings.warn(
+        "Accelerator(split_batches=...) is deprecated: pass "
+        "dataloader_config=DataLoaderConfiguration(split_batches=...)",
+        FutureWarning,
+        stacklevel=3,
+    )
+    if config is None:
+        return DataLoaderConfiguration(split_batches=split_batches)
+    if config.split_batches != split_batches:
+        raise SettingError(
+            f"split_batches={split_batches!r} contradicts dataloader_config.split_batches={config.split_batches!r}: "
+            "set it in dataloader_config alone"
+        )
+    return config
+
+
+def project_configuration(
+    project_dir: str | os.PathLike[str] | None, config: ProjectConfiguration | None
+) -> ProjectConfiguration:
+    """Where the run writes: the configuration, with the directory of the argument when it names none itself.
+
+    Raises:
+        SettingError: both name a directory and they differ.
+    """
+    config = config or ProjectConfiguration()
+    if project_dir is None:
+        return config
+    if config.project_dir is None:
+        config.set_directories(os.fspath(project_dir))
+    elif os.fspath(config.project_dir) != os.fspath(project_dir):
+        raise SettingError(
+            f"project_dir={os.fspath(project_dir)!r} contradicts project_config.project_dir="
+            f"{os.fspath(config.project_dir)!r}: give one of them"
+        )
+    return config

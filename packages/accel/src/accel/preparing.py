@@ -1,0 +1,229 @@
+"""What `Accelerator.prepare` does: sort objects by type, hand them to the engine and the loaders, keep the order."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+from accel_data import DataLoaderShard
+from accel_data import prepare_data_loader as shard_data_loader
+from accel_parallel import AcceleratedOptimizer, AcceleratedScheduler, NativeEngine, Plan, PlanContext, ddp, single
+from accel_precision import autocast_step
+from accel_state import device_kind, get_logger
+from accel_state.errors import SettingError
+
+if TYPE_CHECKING:
+    from .accelerator import Accelerator
+
+logger = get_logger("accel")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Registry:
+    """What an Accelerator prepared or was told to checkpoint, in order; `free_memory` empties it."""
+
+    models: list[nn.Module] = field(default_factory=list)
+    optimizers: list[AcceleratedOptimizer] = field(default_factory=list)
+    schedulers: list[AcceleratedScheduler] = field(default_factory=list)
+    dataloaders: list[Any] = field(default_factory=list)
+    custom_objects: list[Any] = field(default_factory=list)
+
+    def clear(self) -> None:
+        """Let go of everything."""
+        for held in (self.models, self.optimizers, self.schedulers, self.dataloaders, self.custom_objects):
+            held.clear()
+
+
+def make_engine(accelerator: Accelerator) -> NativeEngine:
+    """The loop of plain torch with the plan that models are prepared by."""
+    state = accelerator.state
+    return NativeEngine(
+        model_plan(accelerator, place=accelerator.device_placement, evaluation_mode=False),
+        PlanContext(device=state.device, world_size=state.num_processes),
+        gradient_state=accelerator.gradient_state,
+        scaler=accelerator.scaler,
+        step_scheduler_with_optimizer=accelerator.step_scheduler_with_optimizer,
+        split_batches=accelerator.dataloader_config.split_batches,
+    )
+
+
+def model_plan(accelerator: Accelerator, *, place: bool, evaluation_mode: bool) -> Plan:
+    """The steps that this run asks for: placement, replication over ranks, precision."""
+    steps: list[Any] = [single(move=place)]
+    if accelerator.use_distributed and not evaluation_mode:
+        steps.append(ddp(accelerator.ddp_handler))
+    if accelerator.policy.name != "no":
+        steps.append(autocast_step(accelerator.policy, accelerator.autocast_handler))
+    return Plan(steps)
+
+
+def explain(accelerator: Accelerator) -> str:
+    """The resolved run in words."""
+    state = accelerator.state
+    lines = [
+        f"rank {state.process_index} of {state.num_processes} on {state.device} ({state.distributed_type.value})",
+        f"mixed precision: {accelerator.mixed_precision}",
+        f"micro-batches per update: {accelerator.gradient_accumulation_steps}",
+        f"models: {accelerator.engine.plan.explain(context=accelerator.engine.context)}",
+    ]
+    return "\n".join(lines)
+
+
+# ---------------------------------------------------------------- prepare
+
+
+def prepare(accelerator: Accelerator, objects: Sequence[Any], device_placement: Sequence[bool] | None) -> Any:
+    """Prepare models first, since optimizers follow them, then optimizers, then the rest; return in the order given."""
+    if device_placement is None:
+        placements: list[bool | None] = [None] * len(objects)
+    elif len(device_placement) == len(objects):
+        placements = list(device_placement)
+    else:
+        raise SettingError(
+            f"device_placement has {len(device_placement)} entries for {len(objects)} objects: give one bool per object"
+        )
+    results = list(objects)
+    for is_kind, prepare_one in (
+        (is_model, prepare_model),
+        (is_optimizer, prepare_optimizer),
+        (is_loader, prepare_data_loader),
+        (is_scheduler, _prepare_scheduler),
+    ):
+        for index, item in enumerate(objects):
+            if is_kind(item):
+                results[index] = prepare_one(accelerator, item, placements[index])
+    for before, after in zip(objects, results, strict=True):
+        if before is after and not any(test(before) for test in (is_model, is_optimizer, is_loader, is_scheduler)):
+            logger.debug("prepare() passes an object of type %s through unchanged", type(before).__name__)
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def is_model(item: Any) -> bool:
+    """Whether `prepare` treats it as a model."""
+    return isinstance(item, nn.Module)
+
+
+def is_optimizer(item: Any) -> bool:
+    """Whether `prepare` treats it as an optimizer."""
+    return isinstance(item, Optimizer)
+
+
+def is_loader(item: Any) -> bool:
+    """Whether `prepare` treats it as a loader."""
+    return isinstance(item, DataLoader)
+
+
+def is_scheduler(item: Any) -> bool:
+    """Whether `prepare` treats it as a scheduler: torch's, or anything that steps an optimizer's rates alike."""
+    if isinstance(item, LRScheduler | AcceleratedScheduler):
+        return True
+    return not isinstance(item, nn.Module | Optimizer | DataLoader) and all(
+        callable(getattr(item, name, None)) for name in ("step", "get_last_lr", "state_dict", "load_state_dict")
+    )
+
+
+def prepare_model(
+    accelerator: Accelerator, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
+) -> nn.Module:
+    """Apply the plan to one model and remember it."""
+    if _known(accelerator.registry.models, model):
+        return model
+    place = accelerator.device_placement if device_placement is None else device_placement
+    plan = model_plan(accelerator, place=place, evaluation_mode=evaluation_mode)
+    prepared = plan.apply(model, accelerator.engine.context)
+    accelerator.registry.models.append(prepared)
+    return prepared
+
+
+def prepare_optimizer(
+    accelerator: Accelerator, optimizer: Any, device_placement: bool | None = None
+) -> AcceleratedOptimizer:
+    """Wrap one optimizer and remember it."""
+    place = accelerator.device_placement if device_placement is None else device_placement
+    prepared = accelerator.engine.prepare_optimizer(optimizer, place)
+    if not _known(accelerator.registry.optimizers, prepared):
+        accelerator.registry.optimizers.append(prepared)
+    return prepared
+
+
+def prepare_scheduler(accelerator: Accelerator, scheduler: Any, per: Any = None) -> AcceleratedScheduler:
+    """Wrap one scheduler and remember it."""
+    prepared = accelerator.engine.prepare_scheduler(scheduler, per=per)
+    if not _known(accelerator.registry.schedulers, prepared):
+        accelerator.registry.schedulers.append(prepared)
+    return prepared
+
+
+def _prepare_scheduler(
+    accelerator: Accelerator, scheduler: Any, _device_placement: bool | None
+) -> AcceleratedScheduler:
+    return prepare_scheduler(accelerator, scheduler)
+
+
+def prepare_data_loader(
+    accelerator: Accelerator,
+    loader: DataLoader,
+    device_placement: bool | None = None,
+    slice_fn_for_dispatch: Any = None,
+) -> DataLoaderShard:
+    """Shard one loader and remember it."""
+    known = accelerator.registry.dataloaders
+    if isinstance(loader, DataLoaderShard):
+        if not _known(known, loader):
+            known.append(loader)
+        return loader
+    config = accelerator.dataloader_config
+    place = accelerator.device_placement if device_placement is None else device_placement
+    prepared = shard_data_loader(
+        loader,
+        accelerator.device,
+        num_processes=accelerator.num_processes,
+        process_index=accelerator.process_index,
+        split_batches=config.split_batches,
+        put_on_device=place,
+        rng_types=list(accelerator.rng_types),
+        dispatch_batches=config.dispatch_batches,
+        even_batches=config.even_batches,
+        slice_fn_for_dispatch=slice_fn_for_dispatch,
+        use_seedable_sampler=config.use_seedable_sampler,
+        data_seed=config.data_seed,
+        non_blocking=config.non_blocking,
+        use_stateful_dataloader=config.use_stateful_dataloader,
+        gradient_state=accelerator.gradient_state,
+    )
+    known.append(prepared)
+    return prepared
+
+
+def refuse_even_batches_override(even_batches: bool | None) -> None:
+    """`join_uneven_inputs(even_batches=...)` would have to change prepared loaders for the block."""
+    if even_batches is not None:
+        raise SettingError(
+            f"join_uneven_inputs(even_batches={even_batches!r}) is not honoured yet: prepare the loader with "
+            f"DataLoaderConfiguration(even_batches={even_batches!r}) and leave the argument out"
+        )
+
+
+def _known(known: Sequence[Any], item: Any) -> bool:
+    return any(item is other for other in known)
+
+
+# ---------------------------------------------------------------- letting go
+
+
+def free_memory(accelerator: Accelerator, objects: Sequence[Any]) -> Any:
+    """Drop every reference the Accelerator holds; see `Accelerator.free_memory`."""
+    accelerator.registry.clear()
+    accelerator.engine.release()
+    accelerator.accumulation.reset()
+    accelerator.step = 0
+    gc.collect()
+    device_kind(accelerator.device.type).empty_cache()
+    return None if not objects else (None,) * len(objects)

@@ -1,0 +1,52 @@
+"""What `Accelerator` knows by name but cannot honour yet: refused with the reason, never ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from accel_state.errors import SettingError
+from accel_state.settings import resolve
+
+_NO_STEP = "its step does not exist yet. Way out: apply it to the model by hand before `prepare`, or leave it out"
+_NO_ENGINE = "its engine does not exist yet. Way out: leave it out; DDP and bf16 are there"
+
+ARGUMENTS: dict[str, str] = {
+    "deepspeed_plugin": _NO_ENGINE,
+    "deepspeed_plugins": _NO_ENGINE,
+    "megatron_lm_plugin": _NO_ENGINE,
+    "fsdp_plugin": _NO_STEP,
+    "torch_tp_plugin": _NO_STEP,
+    "parallelism_config": _NO_STEP,
+    "dynamo_backend": "torch.compile has no step yet. Way out: `model = torch.compile(model)` before `prepare`",
+    "dynamo_plugin": "torch.compile has no step yet. Way out: `model = torch.compile(model)` before `prepare`",
+}
+"""Constructor argument to the reason why it cannot be honoured and what to do instead."""
+
+SETTINGS: dict[str, str] = {
+    "use_fsdp": "fsdp_plugin",
+    "use_deepspeed": "deepspeed_plugin",
+    "use_megatron_lm": "megatron_lm_plugin",
+    "use_parallelism_config": "parallelism_config",
+    "dynamo_backend": "dynamo_backend",
+}
+"""Setting by which a launcher asks for the same to the constructor argument."""
+
+
+def refuse_what_cannot_be_honoured(arguments: Mapping[str, Any]) -> None:
+    """Raises for each of `ARGUMENTS` that was given, by the caller or by the launcher's variables.
+
+    Args:
+        arguments: the constructor's values; None, and "no" for a backend, ask for nothing.
+
+    Raises:
+        SettingError: names what was asked for, who asked, why it cannot be had, and the way out.
+    """
+    for name, reason in ARGUMENTS.items():
+        value = arguments.get(name)
+        if value is not None and str(getattr(value, "value", value)).lower() != "no":
+            raise SettingError(f"Accelerator({name}={value!r}) cannot be honoured: {reason}.")
+    for key, name in SETTINGS.items():
+        value, origin = resolve(key)
+        if value and str(value).lower() != "no":
+            raise SettingError(f"{key}={value!r} ({origin}) cannot be honoured: {ARGUMENTS[name]}.")
