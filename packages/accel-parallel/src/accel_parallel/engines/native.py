@@ -65,16 +65,20 @@ class NativeEngine:
 
     def prepare_optimizer(self, optimizer: Any, device_placement: bool = True) -> AcceleratedOptimizer:
         """The wrapped optimizer; one that is wrapped comes back itself."""
-        if not isinstance(optimizer, AcceleratedOptimizer):
-            optimizer = AcceleratedOptimizer(
-                optimizer, device_placement, self.scaler, gradient_state=self.gradient_state
-            )
-        if all(known is not optimizer for known in self.optimizers):
-            self.optimizers.append(optimizer)
-        return optimizer
+        if isinstance(optimizer, AcceleratedOptimizer):
+            wrapped = optimizer
+        else:
+            wrapped = AcceleratedOptimizer(optimizer, device_placement, self.scaler, gradient_state=self.gradient_state)
+        if all(known is not wrapped for known in self.optimizers):
+            self.optimizers.append(wrapped)
+        return wrapped
 
-    def prepare_scheduler(self, scheduler: Any) -> AcceleratedScheduler:
-        """The wrapped scheduler, bound to its own optimizer if that was prepared here, else to all that were."""
+    def prepare_scheduler(self, scheduler: Any, per: Unit | None = None) -> AcceleratedScheduler:
+        """The wrapped scheduler, bound to its own optimizer if that was prepared here, else to all that were.
+
+        Args:
+            per: the unit that it counts in; the engine's by default.
+        """
         if isinstance(scheduler, AcceleratedScheduler):
             return scheduler
         inner = getattr(scheduler, "optimizer", None)
@@ -84,7 +88,7 @@ class NativeEngine:
             own or list(self.optimizers),
             self.step_scheduler_with_optimizer,
             self.split_batches,
-            per=self.scheduler_unit,
+            per=per or self.scheduler_unit,
             num_processes=self.context.world_size,
             gradient_state=self.gradient_state,
         )

@@ -12,7 +12,9 @@ from accel_parallel.sizes import format_bytes, parameter_bytes
 
 @dataclass(frozen=True)
 class Single:
-    """Moves parameters and buffers to the rank's device, in place."""
+    """Moves parameters and buffers to the rank's device, in place. See `single`."""
+
+    move: bool = True
 
     name = "single"
     slot = "placement"
@@ -37,15 +39,21 @@ class Single:
         return complaints
 
     def apply(self, model: nn.Module, context: PlanContext, /) -> nn.Module:
-        """The same model on `context.device`."""
-        return model.to(context.device)
+        """The same model, on `context.device` if it is to be moved."""
+        return model.to(context.device) if self.move else model
 
     def describe(self, model: nn.Module | None, context: PlanContext, /) -> str:
         """Where to, and how much."""
+        if not self.move:
+            return "parameters and buffers stay where they are"
         size = "" if model is None else f" ({format_bytes(parameter_bytes(model))})"
         return f"parameters and buffers{size} on {context.device}"
 
 
-def single() -> Single:
-    """The step that places the model on its device; all that one rank needs."""
-    return Single()
+def single(move: bool = True) -> Single:
+    """The step that places the model on its device; all that one rank needs.
+
+    Args:
+        move: False leaves the model where its owner put it.
+    """
+    return Single(move)
