@@ -1,1 +1,33 @@
 """Shard any PyTorch DataLoader exactly, and resume it at any batch."""
+
+from typing import TYPE_CHECKING
+
+from accel_state.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from .config import DataLoaderConfiguration as DataLoaderConfiguration
+    from .loader import DataLoaderShard as DataLoaderShard
+    from .metrics import gather_for_metrics as gather_for_metrics
+    from .metrics import weighted_mean as weighted_mean
+    from .prepare import prepare_data_loader as prepare_data_loader
+    from .samplers import SeedableRandomSampler as SeedableRandomSampler
+    from .samplers import SkipBatchSampler as SkipBatchSampler
+    from .samplers import get_sampler as get_sampler
+    from .shard import BatchSamplerShard as BatchSamplerShard
+    from .skip import SkipDataLoader as SkipDataLoader
+    from .skip import skip_first_batches as skip_first_batches
+    from .stream import IterableDatasetShard as IterableDatasetShard
+
+__getattr__, __dir__, __all__ = lazy_exports(
+    __name__,
+    {
+        "prepare": ["prepare_data_loader"],
+        "loader": ["DataLoaderShard"],
+        "skip": ["skip_first_batches", "SkipDataLoader"],
+        "metrics": ["gather_for_metrics", "weighted_mean"],
+        "config": ["DataLoaderConfiguration"],
+        "shard": ["BatchSamplerShard"],
+        "stream": ["IterableDatasetShard"],
+        "samplers": ["SeedableRandomSampler", "SkipBatchSampler", "get_sampler"],
+    },
+)

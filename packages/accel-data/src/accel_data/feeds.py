@@ -1,0 +1,144 @@
+"""Index feeds: what one rank reads in one pass over the data.
+
+A feed knows the last batch before it is handed out, by arithmetic where the order is known, otherwise by reading one
+round of indices (never of data) ahead. Iterating a feed again starts it again: torch's worker iterator asks twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from .orders import Order
+from .partition import Partition
+
+_BLOCK_ITEMS = 4096  # indices converted to Python integers at a time: amortises one tensor call over many batches
+
+
+@dataclass(frozen=True)
+class Tail:
+    """This rank's last batch: how many samples it holds, and how many of them are not padding.
+
+    Both None where an item is not a list of samples (`batch_size=None`) and real.
+    """
+
+    size: int | None
+    real: int | None
+
+
+class Feed(Protocol):
+    """This rank's batches of indices, and what is known about their end."""
+
+    total: int | None  # batches of this pass; None until known, which is before the last one is yielded
+    tail: Tail | None
+    remainder: int
+
+    def __iter__(self) -> Iterator[Any]:
+        """This rank's batches of indices; reads anew from the start of the pass each time."""
+        ...
+
+    def serve(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """What the user gets, given what torch's iterator yields; `total` is right when the last one comes."""
+        ...
+
+
+class KnownFeed:
+    """The batches of one rank, cut from a known order by arithmetic: O(own batches), any start at no cost.
+
+    Args:
+        order: indices of the whole epoch.
+        partition: which of them are this rank's.
+        start: samples of the order that were consumed before this pass.
+    """
+
+    def __init__(self, order: Order, partition: Partition, start: int = 0) -> None:
+        self._order = order
+        self._partition = partition
+        self._start = start
+        remaining = len(order) - start
+        self.total: int | None = partition.num_batches(remaining)
+        self.remainder = partition.remainder(remaining)
+        self.tail: Tail | None = None
+        if self.total:
+            real = partition.real_in_batch(remaining, self.total - 1)
+            self.tail = Tail(size=partition.batch_size if partition.pads else real, real=real)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        full = min(max(len(self._order) - self._start, 0) // self._partition.round_size, self.total or 0)
+        if isinstance(self._order, range):
+            yield from self._full_rounds_of_range(full)
+        else:
+            yield from self._full_rounds_of_tensor(self._order, full)
+        for step in range(full, self.total or 0):
+            yield self._last_batch(step)
+
+    def serve(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """`batches`: the end is known by arithmetic."""
+        return batches
+
+    def _full_rounds_of_range(self, full: int) -> Iterator[list[int]]:
+        part = self._partition
+        size, stride = part.batch_size, part.round_size
+        begin = self._start + part.begin(0)
+        for first in range(begin, begin + full * stride, stride):
+            yield list(range(first, first + size))
+
+    def _full_rounds_of_tensor(self, order: Tensor, full: int) -> Iterator[list[int]]:
+        part = self._partition
+        rounds = order[self._start : self._start + full * part.round_size].view(full, part.world_size, part.batch_size)
+        own = rounds[:, part.rank]
+        block = max(1, _BLOCK_ITEMS // part.batch_size)
+        for first in range(0, full, block):
+            yield from own[first : first + block].tolist()
+
+    def _last_batch(self, step: int) -> list[int]:
+        order, length = self._order, len(self._order)
+        first = self._start + self._partition.begin(step)
+        last = first + self._partition.batch_size
+        if not self._partition.pads:
+            last = min(last, length)
+        return [int(order[index % length]) for index in range(first, last)]
+
+
+@dataclass(frozen=True)
+class Portion:
+    """One rank's part of one round: its batch, how much of it is real, and the round's real samples if it is short."""
+
+    items: Any
+    tail: Tail
+    remainder: int
+
+
+class ReadFeed:
+    """A feed over something that can only be iterated; it reads one portion ahead.
+
+    Args:
+        portions: starts reading this rank's portions from the beginning of the pass.
+    """
+
+    def __init__(self, portions: Callable[[], Iterator[Portion]]) -> None:
+        self._portions = portions
+        self.total: int | None = None
+        self.tail: Tail | None = None
+        self.remainder = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.total = self.tail = None
+        portions = self._portions()
+        portion = next(portions, None)
+        served = 0
+        while portion is not None:
+            following = next(portions, None)
+            served += 1
+            if following is None:
+                self.total, self.tail, self.remainder = served, portion.tail, portion.remainder
+            yield portion.items
+            portion = following
+        self.total = served
+
+    def serve(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """`batches`: the end is known from the indices."""
+        return batches

@@ -1,0 +1,119 @@
+"""Gathering results of evaluation: every sample once, however the last batch was filled."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from accel_state import gather, gather_object, recursively_apply, reduce
+
+from .feeds import Tail
+
+
+def gather_for_metrics(input_data: Any, *, gradient_state: Any, use_gather_object: bool = False) -> Any:
+    """Every rank's results for the current batch, without those of samples that only fill up the last one.
+
+    Args:
+        input_data: any nesting of tensors whose first dimension is the batch (or a multiple of it, sample by sample);
+            or a list of objects, one per sample. Input with a leaf that is no tensor is gathered as objects.
+        gradient_state: knows the loader that is being iterated.
+        use_gather_object: gather tensors as objects too: neither padded nor joined; for tensors of unequal shapes.
+
+    Returns:
+        Tensors joined along the first dimension, in rank order, in the input's structure; objects as one plain list,
+        in rank order. An object that is no list counts as one item.
+
+    Warns:
+        UserWarning: on a padded last batch, a value without dimensions or of a length that is no multiple of the
+            batch: fill-up samples are in it and cannot be taken out. `weighted_mean` is exact.
+
+    Cost: what `accel_state.gather` or `gather_object` costs; nothing on one process.
+    """
+    tail = _padded_tail(gradient_state.active_dataloader)
+    if use_gather_object or not _all_tensors(input_data):
+        return gather_object(_real_items(_as_items(input_data), tail))
+    if tail is not None:
+        input_data = recursively_apply(_cutter(tail), input_data)
+    return gather(input_data)
+
+
+def weighted_mean(value: Tensor | float, count: Tensor | float) -> Tensor:
+    """The mean over all ranks of values that are means themselves, each weighted by what it is the mean of.
+
+    Args:
+        value: this rank's mean; any shape.
+        count: how many samples (or tokens) it is the mean of; may be 0 on some ranks, not on all.
+
+    Returns:
+        (sum of value * count) / (sum of count), float32 or the dtype of `value`; the same on every rank.
+
+    Cost: one `accel_state.reduce` of the value and one number.
+    """
+    value = value if isinstance(value, Tensor) else torch.tensor(value)
+    weight = torch.as_tensor(count, dtype=torch.float64 if value.dtype is torch.float64 else torch.float32)
+    weight = weight.to(value.device)
+    contribution = torch.where(weight > 0, value * weight, torch.zeros_like(value * weight))
+    total, weights = reduce([contribution, weight], reduction="sum")
+    return total / weights  # type: ignore[no-any-return]
+
+
+def _padded_tail(loader: Any) -> Tail | None:
+    """The last batch of the loader being read, if it has been handed out and is partly padding on this rank."""
+    tail: Tail | None = getattr(loader, "tail", None)
+    if tail is None or tail.real == tail.size:
+        return None
+    return tail
+
+
+def _all_tensors(data: Any) -> bool:
+    try:
+        recursively_apply(lambda leaf: leaf, data, error_on_other_type=True)
+    except TypeError:
+        return False
+    return True
+
+
+def _as_items(data: Any) -> list[Any]:
+    if isinstance(data, list | tuple) or (isinstance(data, Tensor) and data.ndim > 0):
+        return list(data)
+    return [data]
+
+
+def _real_items(items: list[Any], tail: Tail | None) -> list[Any]:
+    if tail is None:
+        return items
+    if not tail.real:
+        return []
+    kept = _num_kept(len(items), tail)
+    return items if kept is None else items[:kept]
+
+
+def _cutter(tail: Tail) -> Callable[[Tensor], Tensor]:
+    def cut(leaf: Tensor) -> Tensor:
+        if leaf.ndim == 0:
+            warnings.warn(
+                "gather_for_metrics got a 0-d value on a last batch that was filled up: the fill-up samples are in it. "
+                "Gather the values per sample, or use weighted_mean(value, count).",
+                stacklevel=5,
+            )
+            return leaf
+        kept = _num_kept(leaf.shape[0], tail)
+        return leaf if kept is None else leaf[:kept]
+
+    return cut
+
+
+def _num_kept(length: int, tail: Tail) -> int | None:
+    """How many of `length` values belong to real samples; None, with a warning, where that cannot be told."""
+    if tail.size and tail.real is not None and length % tail.size == 0:
+        return length // tail.size * tail.real
+    warnings.warn(
+        f"gather_for_metrics got {length} values for a last batch of {tail.size} samples, {tail.real} of them real: "
+        "which values belong to the samples that only fill it up cannot be told, so all are kept.",
+        stacklevel=6,
+    )
+    return None

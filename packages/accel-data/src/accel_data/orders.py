@@ -1,0 +1,79 @@
+"""The order of an epoch as one range or one tensor, for the samplers whose order can be had without iterating them.
+
+Draws are torch's own (`torch.utils.data.sampler`): the same generator in the same state gives the same order as
+iterating the sampler, and leaves the generator in the same state once `finish_order` was called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.utils.data import RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
+
+from .samplers import SeedableRandomSampler
+
+Order: TypeAlias = range | Tensor
+"""Indices of an epoch: a range, or an int64 tensor of shape (length,)."""
+
+_WITH_REPLACEMENT_CHUNK = 32  # torch draws that many at a time; part of the order's definition
+
+
+def draw_order(sampler: Iterable[Any]) -> Order | None:
+    """The order that iterating `sampler` now would give, or None if only iterating it can tell.
+
+    Costs one `torch.randperm` (or multinomial) for random samplers, nothing for sequential ones. Subclasses may yield
+    anything, so only the exact types are known.
+    """
+    kind = type(sampler)
+    if kind is SequentialSampler:
+        return range(len(sampler))  # type: ignore[arg-type]
+    if kind in (RandomSampler, SeedableRandomSampler):
+        return _draw_random(sampler)  # type: ignore[arg-type]
+    if kind is WeightedRandomSampler:
+        return torch.multinomial(
+            sampler.weights,  # type: ignore[attr-defined]
+            sampler.num_samples,  # type: ignore[attr-defined]
+            sampler.replacement,  # type: ignore[attr-defined]
+            generator=sampler.generator,  # type: ignore[attr-defined]
+        )
+    if kind is SubsetRandomSampler:
+        return _draw_subset(sampler)  # type: ignore[arg-type]
+    return None
+
+
+def finish_order(sampler: Iterable[Any]) -> None:
+    """Draw what iterating the sampler to its end would still have drawn, so that the next epoch's order is torch's.
+
+    `RandomSampler` draws one more permutation after the last whole one and cuts it to nothing.
+    """
+    if type(sampler) is RandomSampler and not sampler.replacement:
+        n = len(sampler.data_source)
+        if n and sampler.num_samples % n == 0:
+            torch.randperm(n, generator=sampler.generator)
+
+
+def _draw_random(sampler: RandomSampler) -> Tensor:
+    n, wanted, generator = len(sampler.data_source), sampler.num_samples, sampler.generator
+    if n == 0:
+        return torch.empty(0, dtype=torch.int64)
+    if generator is None:  # as torch: one draw from the global generator seeds the epoch
+        generator = torch.Generator().manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
+    if sampler.replacement:
+        sizes = [_WITH_REPLACEMENT_CHUNK] * (wanted // _WITH_REPLACEMENT_CHUNK) + [wanted % _WITH_REPLACEMENT_CHUNK]
+        return torch.cat([torch.randint(n, (size,), dtype=torch.int64, generator=generator) for size in sizes])
+    if wanted == n:
+        return torch.randperm(n, generator=generator)
+    parts = [torch.randperm(n, generator=generator) for _ in range(-(-wanted // n))]
+    return torch.cat(parts)[:wanted]
+
+
+def _draw_subset(sampler: SubsetRandomSampler) -> Tensor | None:
+    """None where the indices are not plain integers: they may then be keys of any kind."""
+    indices = sampler.indices
+    if not isinstance(indices, Tensor) and not all(type(index) is int for index in indices):
+        return None
+    permutation = torch.randperm(len(indices), generator=sampler.generator)
+    return torch.as_tensor(indices, dtype=torch.int64)[permutation]

@@ -1,0 +1,143 @@
+"""Where a loader stands in the global order, as plain data that means the same on any number of ranks and workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import Tensor
+
+from accel_state.errors import DataStateError
+
+STATE_VERSION = 1
+
+OrderKind = Literal["fixed", "generator", "seedable"]
+"""What decides the order of an epoch: nothing (or the sampler itself), a generator's state, or (seed, epoch)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Position:
+    """A place in an epoch.
+
+    Args:
+        epoch: which one, counted from 0.
+        consumed: units of the order (samples, or batches of an unknown batch sampler) that the user has received.
+        generator_state: the sampler's generator as it was before this epoch's order was drawn.
+    """
+
+    epoch: int = 0
+    consumed: int = 0
+    generator_state: Tensor | None = None
+
+
+@dataclass
+class Pass:
+    """One iteration over a loader, open, abandoned or finished."""
+
+    origin: Position
+    units_per_step: int
+    num_units: int | None
+    served: int = 0
+
+    @property
+    def position(self) -> Position:
+        """What the user has received so far. Padding at the end is not counted."""
+        consumed = self.origin.consumed + self.served * self.units_per_step
+        if self.num_units is not None:
+            consumed = min(consumed, max(self.num_units, self.origin.consumed))
+        return Position(epoch=self.origin.epoch, consumed=consumed, generator_state=self.origin.generator_state)
+
+
+@dataclass
+class Cursor:
+    """The progress that a loader shares with those that `skip_first_batches` makes from it."""
+
+    epoch: int = 0
+    resume: Position | None = None  # loaded, to be continued by the next iteration
+    current: Pass | None = field(default=None, repr=False)  # the pass opened last, until it is finished
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fingerprint:
+    """What has to agree between the loader that saved a position and the one that continues it."""
+
+    order: OrderKind
+    unit: Literal["samples", "batches"]
+    length: int | None
+    batch_size: int | None
+    num_processes: int
+    world_bound: bool = False  # whether a position only fits as many ranks
+
+
+def state_of(position: Position, fingerprint: Fingerprint, seed: int | None) -> dict[str, Any]:
+    """Plain data: integers, strings and one uint8 tensor; entries that do not apply are left out."""
+    state: dict[str, Any] = {
+        "version": STATE_VERSION,
+        "order": fingerprint.order,
+        "epoch": position.epoch,
+        f"{fingerprint.unit}_consumed": position.consumed,
+        "num_processes": fingerprint.num_processes,
+    }
+    optional = {
+        "length": fingerprint.length,
+        "batch_size": fingerprint.batch_size,
+        "seed": seed,
+        "generator_state": position.generator_state,
+    }
+    return state | {key: value for key, value in optional.items() if value is not None}
+
+
+def position_of(state: Mapping[str, Any], fingerprint: Fingerprint) -> Position:
+    """The position in a saved state.
+
+    Raises:
+        DataStateError: the state is malformed, from a newer version, or of other data than `fingerprint`.
+    """
+    version = state.get("version")
+    if not isinstance(version, int):
+        raise DataStateError(f"This is no state of a loader: it has no version, only the entries {sorted(state)}.")
+    if version > STATE_VERSION:
+        raise DataStateError(
+            f"The loader's state has version {version}; this accel-data reads up to {STATE_VERSION}. Update accel-data."
+        )
+    key = f"{fingerprint.unit}_consumed"
+    if key not in state:
+        raise DataStateError(
+            f"The loader's state does not count {fingerprint.unit} (entries: {sorted(state)}), so it was saved from a "
+            "loader with another kind of batch sampler. Load it into a loader made the same way."
+        )
+    _check_same_data(state, fingerprint)
+    epoch, consumed = int(state["epoch"]), int(state[key])
+    if epoch < 0 or consumed < 0 or (fingerprint.length is not None and consumed > fingerprint.length):
+        raise DataStateError(
+            f"The loader's state names epoch {epoch} and {consumed} {fingerprint.unit} consumed; this loader has "
+            f"{fingerprint.length} {fingerprint.unit}."
+        )
+    return Position(epoch=epoch, consumed=consumed, generator_state=state.get("generator_state"))
+
+
+def _check_same_data(state: Mapping[str, Any], fingerprint: Fingerprint) -> None:
+    saved_length, length = state.get("length"), fingerprint.length
+    if saved_length != length:
+        raise DataStateError(
+            f"The loader's state was saved over {saved_length} {fingerprint.unit}, but this loader has {length}: "
+            "a position in one data set means nothing in another. Load the data that the state was saved with."
+        )
+    if state.get("order") != fingerprint.order:
+        raise DataStateError(
+            f"The loader's state is of a {state.get('order')!r} order, but this loader's order is "
+            f"{fingerprint.order!r}. Prepare the loader with the same shuffle, sampler and use_seedable_sampler."
+        )
+    if fingerprint.world_bound and state.get("num_processes") != fingerprint.num_processes:
+        raise DataStateError(
+            f"The loader's state was saved on {state.get('num_processes')} ranks, this is a run of "
+            f"{fingerprint.num_processes}: the position of a stream read by workers only fits as many. Use as many "
+            "ranks, or num_workers=0 when saving and loading."
+        )
+    saved_size = state.get("batch_size")
+    if fingerprint.unit == "batches" and saved_size != fingerprint.batch_size:
+        raise DataStateError(
+            f"The loader's state counts batches of {saved_size} samples, but this batch sampler makes batches of "
+            f"{fingerprint.batch_size}. Use the same batch size; another one is only exact with torch's BatchSampler."
+        )

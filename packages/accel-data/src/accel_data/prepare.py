@@ -1,0 +1,228 @@
+"""`prepare_data_loader`: from an ordinary DataLoader to one rank's part of it."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+from torch.utils.data.distributed import DistributedSampler
+
+from accel_state.errors import DataLoaderError
+
+from .loader import DataLoaderShard
+from .partition import check_rank
+from .randomness import drawn_generator
+from .samplers import SeedableRandomSampler, get_sampler, innermost_sampler
+from .settings import loader_settings
+from .shard import BatchSamplerShard, ItemShard
+from .stream import IterableDatasetShard
+
+_COPIED = (RandomSampler, WeightedRandomSampler, SubsetRandomSampler)
+
+
+def prepare_data_loader(
+    dataloader: DataLoader,
+    device: torch.device | str | None = None,
+    num_processes: int | None = None,
+    process_index: int | None = None,
+    split_batches: bool = False,
+    put_on_device: bool = False,
+    rng_types: list[Any] | None = None,
+    dispatch_batches: bool | None = None,
+    even_batches: bool = True,
+    slice_fn_for_dispatch: Callable[..., Any] | None = None,  # noqa: ARG001
+    use_seedable_sampler: bool = False,
+    data_seed: int | None = None,
+    non_blocking: bool = False,
+    use_stateful_dataloader: bool = False,
+    torch_device_mesh: Any = None,
+    *,
+    gradient_state: Any = None,
+) -> DataLoaderShard:
+    """A loader that yields this rank's part of `dataloader`, whose settings it keeps and which it leaves untouched.
+
+    Every rank gets the samples that Accelerate gives it for the same seed and settings. A shuffled loader owns its
+    generator, seeded by one draw from torch's global one (unless the sampler brought one), also on one process:
+    iterating never moves the global generator.
+
+    Args:
+        dataloader: over a map-style or iterable data set. One with a `DistributedSampler` for these ranks is not cut
+            again.
+        device: where `put_on_device` puts batches; the process's own by default.
+        num_processes: ranks that share the data; by default those of `PartialState`.
+        process_index: this rank among them; by default that of `PartialState`.
+        split_batches: each batch is split over the ranks; its size must be a multiple of their number.
+        put_on_device: move batches to the device.
+        rng_types: generators set to rank 0's at the start of every iteration; ["generator"] by default, so that ranks
+            with different seeds share one shuffle.
+        dispatch_batches: only None and False so far: every rank reads, an iterable data set from its start, and keeps
+            its own part.
+        even_batches: complete the last round from the start of the order, so that all ranks get as many batches.
+        slice_fn_for_dispatch: without effect unless batches are dispatched.
+        use_seedable_sampler: shuffle by (seed, epoch) instead of by a generator that lives through the run.
+        data_seed: the seed of that sampler; by default the one torch was seeded with.
+        non_blocking: copy to the device without waiting; effective from pinned memory.
+        use_stateful_dataloader: accepted; every prepared loader keeps its exact position.
+        torch_device_mesh: a mesh whose tp, cp, sp and pp ranks get the same batches: not supported yet.
+        gradient_state: the mailbox through which gradient accumulation sees the end of an epoch.
+
+    Raises:
+        DataLoaderError: what is asked for does not fit the loader, or is not supported yet; the message says which.
+    """
+    _refuse_unsupported(dataloader, dispatch_batches, torch_device_mesh)
+    world_size, rank = _ranks(num_processes, process_index)
+    if isinstance(dataloader, DataLoaderShard):
+        raise DataLoaderError("This loader is prepared already; preparing it again would cut its part once more.")
+    check_rank(rank, world_size)
+
+    if isinstance(dataloader.dataset, IterableDataset):
+        own = _stream_part(dataloader, world_size, rank, split_batches, even_batches)
+    else:
+        order = _owned_order(dataloader, use_seedable_sampler, data_seed)
+        if _is_cut_already(get_sampler(dataloader), world_size, rank):
+            world_size, rank = 1, 0
+        own = _map_style_part(dataloader, order, world_size, rank, split_batches, even_batches)
+    return DataLoaderShard(
+        device=_device(device) if put_on_device else None,
+        rng_types=rng_types,
+        use_stateful_dataloader=use_stateful_dataloader,
+        _non_blocking=non_blocking,
+        gradient_state=gradient_state,
+        base_dataloader=dataloader,
+        **loader_settings(dataloader),
+        **own,
+    )
+
+
+def _map_style_part(
+    dataloader: DataLoader, order: Any, world_size: int, rank: int, split_batches: bool, even_batches: bool
+) -> dict[str, Any]:
+    """The arguments of a loader over this rank's part of a map-style data set."""
+    if dataloader.batch_sampler is not None:
+        part = BatchSamplerShard(order, world_size, rank, split_batches, even_batches)
+        return {"dataset": dataloader.dataset, "batch_sampler": part}
+    if isinstance(order, BatchSampler):  # lists of indices that the data set takes whole
+        items = BatchSamplerShard(order, world_size, rank, split_batches, even_batches)
+    elif split_batches and world_size > 1:
+        raise DataLoaderError("split_batches=True cannot split the items of a loader with batch_size=None.")
+    else:
+        items = ItemShard(order, world_size, rank, even_batches=even_batches)
+    return {"dataset": dataloader.dataset, "sampler": items, "batch_size": None}
+
+
+def _stream_part(
+    dataloader: DataLoader, world_size: int, rank: int, split_batches: bool, even_batches: bool
+) -> dict[str, Any]:
+    """The arguments of a loader over this rank's part of an iterable data set."""
+    part = IterableDatasetShard(
+        dataloader.dataset,
+        dataloader.batch_size or 1,
+        dataloader.drop_last,
+        world_size,
+        rank,
+        split_batches,
+        even_batches=even_batches,
+    )
+    batch_size = None if dataloader.batch_size is None else part.partition.batch_size
+    return {"dataset": part, "batch_size": batch_size, "drop_last": dataloader.drop_last}
+
+
+def _refuse_unsupported(dataloader: Any, dispatch_batches: bool | None, mesh: Any) -> None:
+    if not isinstance(dataloader, DataLoader):
+        raise DataLoaderError(
+            f"prepare_data_loader takes a torch DataLoader, but got a {type(dataloader).__name__}. "
+            "Wrap the data in torch.utils.data.DataLoader(data, batch_size=...)."
+        )
+    if dispatch_batches:
+        raise DataLoaderError(
+            "dispatch_batches=True (rank 0 reads and sends to the others) is not supported yet. Use "
+            "dispatch_batches=None: every rank then reads its own part."
+        )
+    if mesh is not None:
+        raise DataLoaderError(
+            "torch_device_mesh is not supported yet. Pass the data-parallel size and rank as num_processes and "
+            "process_index: ranks that pass the same process_index get the same batches."
+        )
+    if type(dataloader).__iter__ not in (DataLoader.__iter__, DataLoaderShard.__iter__):
+        warnings.warn(
+            f"{type(dataloader).__name__} has an __iter__ of its own, which the prepared loader does not call: it "
+            "iterates as torch's DataLoader does, over the same data set, order and collate function.",
+            stacklevel=3,
+        )
+
+
+def _ranks(num_processes: int | None, process_index: int | None) -> tuple[int, int]:
+    if num_processes is not None and process_index is not None:
+        return num_processes, process_index
+    from accel_state import PartialState
+
+    state = PartialState()
+    return (
+        state.num_processes if num_processes is None else num_processes,
+        state.process_index if process_index is None else process_index,
+    )
+
+
+def _device(device: torch.device | str | None) -> torch.device | str:
+    if device is not None:
+        return device
+    from accel_state import PartialState
+
+    return PartialState().device
+
+
+def _is_cut_already(sampler: Any, world_size: int, rank: int) -> bool:
+    """Whether the sampler yields this rank's part only."""
+    if not isinstance(sampler, DistributedSampler):
+        return False
+    if (sampler.num_replicas, sampler.rank) != (world_size, rank):
+        raise DataLoaderError(
+            f"The loader's DistributedSampler is cut for rank {sampler.rank} of {sampler.num_replicas}, but this is "
+            f"rank {rank} of {world_size}. Use an ordinary sampler and let the loader be cut here."
+        )
+    return True
+
+
+def _owned_order(dataloader: DataLoader, use_seedable_sampler: bool, data_seed: int | None) -> Any:
+    """The loader's batch sampler (or sampler), with a generator of our own where its order is random.
+
+    Samplers of torch are copied, so that the user's loader keeps its own; one that carries a generator keeps it.
+    """
+    batches: Any = dataloader.sampler if dataloader.batch_sampler is None else dataloader.batch_sampler
+    if dataloader.batch_sampler is None and not isinstance(batches, BatchSampler):
+        return _owned_sampler(dataloader.sampler, use_seedable_sampler, data_seed)
+    if type(batches) is not BatchSampler:
+        inner = innermost_sampler(batches)
+        if getattr(inner, "generator", False) is None:
+            inner.generator = drawn_generator()  # cannot be copied without its batch sampler
+        return batches
+    sampler = _owned_sampler(batches.sampler, use_seedable_sampler, data_seed)
+    return batches if sampler is batches.sampler else BatchSampler(sampler, batches.batch_size, batches.drop_last)
+
+
+def _owned_sampler(sampler: Any, use_seedable_sampler: bool, data_seed: int | None) -> Any:
+    if use_seedable_sampler and type(sampler) is RandomSampler:
+        seed = sampler.generator.initial_seed() if data_seed is None and sampler.generator is not None else data_seed
+        return SeedableRandomSampler(
+            sampler.data_source,
+            sampler.replacement,
+            sampler._num_samples,  # noqa: SLF001  (None follows the data set's length)
+            data_seed=seed,
+        )
+    if not isinstance(sampler, Sampler) or getattr(sampler, "generator", False) is not None:
+        return sampler
+    owned = copy.copy(sampler) if type(sampler) in _COPIED else sampler
+    owned.generator = drawn_generator()  # type: ignore[attr-defined]
+    return owned

@@ -1,0 +1,43 @@
+"""Generators of a loader: the one that decides the order, and the one that seeds workers."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def drawn_generator() -> torch.Generator:
+    """A generator seeded by one draw from torch's global one, so that `set_seed` decides it."""
+    return torch.Generator().manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
+
+
+def worker_seed(order_state: Tensor | None, epoch: int, consumed: int, rank: int) -> int:
+    """The base seed of a pass's workers: a digest of where the pass begins, so that no generator is advanced for it.
+
+    Args:
+        order_state: state of the generator that decides the order; without one, torch's initial seed stands in.
+        epoch, consumed: the pass's first position, so that a resumed pass does not repeat its first draws.
+        rank: so that ranks augment differently.
+    """
+    source = torch.initial_seed()
+    if order_state is not None:
+        twin = torch.Generator()
+        twin.set_state(order_state)
+        source = int(torch.empty((), dtype=torch.int64).random_(generator=twin).item())
+    digest = hashlib.blake2b(f"{source},{epoch},{consumed},{rank}".encode(), digest_size=8)
+    return int.from_bytes(digest.digest(), "little") >> 1
+
+
+def synchronize(rng_types: list[Any], generator: torch.Generator | None) -> None:
+    """Set the listed generators to rank 0's. One small broadcast per kind; none without a process group.
+
+    "generator" costs nothing where the order is not random.
+    """
+    kinds = [kind for kind in rng_types if str(getattr(kind, "value", kind)) != "generator" or generator is not None]
+    if kinds and torch.distributed.is_available() and torch.distributed.is_initialized():
+        from accel_state import synchronize_rng_states
+
+        synchronize_rng_states(kinds, generator)

@@ -1,0 +1,193 @@
+"""One rank's part of an iterable data set: every rank reads the stream and keeps its own samples.
+
+Ranks have to read the same stream in the same order; a `generator` or `set_epoch` of the data set is kept in step.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from .feeds import Portion, Tail
+from .partition import Partition, check_rank
+from .reading import drop_items, sample_portions
+
+
+class IterableDatasetShard(IterableDataset):
+    """The samples of one rank, batch by batch, so that all ranks together see the stream.
+
+    Args:
+        dataset: any iterable; one with `skip(n)` is asked to start later instead of being read and dropped.
+        batch_size: samples of a batch, before splitting.
+        drop_last: leave out a last round that is short; otherwise `even_batches` decides.
+        num_processes: ranks that read the stream.
+        process_index: this rank.
+        split_batches: every rank gets a part of each batch.
+        even_batches: complete a short last round, so that all ranks get as many batches.
+
+    Raises:
+        DataLoaderError: a rank out of range, or a batch size that cannot be split.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int = 1,
+        drop_last: bool = False,
+        num_processes: int = 1,
+        process_index: int = 0,
+        split_batches: bool = False,
+        *,
+        even_batches: bool = True,
+    ) -> None:
+        check_rank(process_index, num_processes)
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self.drop_last = drop_last
+        self.num_processes = num_processes
+        self.process_index = process_index
+        self.split_batches = split_batches
+        self.partition = Partition.of_batches(
+            batch_size,
+            num_processes,
+            process_index,
+            split_batches=split_batches,
+            drop_last=drop_last,
+            even_batches=even_batches,
+        )
+        self.start = 0  # samples of the stream that were consumed before the next iteration
+        self.last_portion: Portion | None = None  # the one handed out last, where it is read in this process
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the data set inside, if it listens."""
+        set_epoch = getattr(self.dataset, "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[Any]:
+        self.last_portion = None
+        source, start = self.dataset, self.start
+        if start and callable(getattr(source, "skip", None)):
+            source, start = source.skip(start), 0
+        if self.num_processes == 1:
+            samples = iter(source)
+            drop_items(samples, start)
+            yield from samples
+            return
+        for portion in sample_portions(source, self.partition, start):
+            self.last_portion = portion
+            yield from portion.items
+
+    def __len__(self) -> int:
+        """Samples of this rank, where the data set has a length."""
+        if self.num_processes == 1:
+            return len(self.dataset)
+        return self.partition.num_batches(len(self.dataset)) * self.partition.batch_size
+
+    @property
+    def total_length(self) -> int:
+        """Samples of the whole stream, where it has a length."""
+        return len(self.dataset)
+
+
+class StreamFeed:
+    """The batches of a stream; the last one is known by fetching one batch ahead.
+
+    Args:
+        shard: the data set that torch's iterator reads.
+        num_dropped: batches to read and drop first.
+    """
+
+    def __init__(self, shard: IterableDatasetShard, num_dropped: int) -> None:
+        self._shard = shard
+        self._num_dropped = num_dropped
+        self.total: int | None = None
+        self.tail: Tail | None = None
+        self.remainder = -1
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._shard)
+
+    def serve(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """`batches`, each handed out once it is known whether another follows."""
+        drop_items(batches, self._num_dropped)
+        served = 0
+        missing = object()
+        batch = next(batches, missing)
+        while batch is not missing:
+            following = next(batches, missing)
+            served += 1
+            if following is missing:
+                self._end(served)
+            yield batch
+            batch = following
+        self.total = served
+
+    def _end(self, served: int) -> None:
+        self.total = served
+        last = self._shard.last_portion
+        if last is not None:
+            self.tail, self.remainder = last.tail, last.remainder
+
+
+class StreamPart:
+    """What a loader needs to know of a stream; the counterpart of `BatchSamplerShard`.
+
+    Without workers a position counts samples of the stream, so it fits any number of ranks. With workers each has a
+    stream of its own, a position counts batches, and only fits as many ranks and workers.
+    """
+
+    def __init__(self, loader: DataLoader) -> None:
+        dataset = loader.dataset
+        self.dataset: IterableDatasetShard = (
+            dataset
+            if isinstance(dataset, IterableDatasetShard)
+            else IterableDatasetShard(dataset, loader.batch_size or 1, loader.drop_last)
+        )
+        self.batch_size: int | None = None if loader.batch_size is None else self.dataset.batch_size
+        self.drop_last = self.dataset.drop_last
+        self.num_processes, self.process_index = self.dataset.num_processes, self.dataset.process_index
+        self.generator = getattr(self.dataset.dataset, "generator", None)
+        self.has_workers = loader.num_workers > 0
+        self.armed: Any = None
+
+    @property
+    def counts_samples(self) -> bool:
+        """Whether a position counts samples, rather than batches per rank."""
+        return not self.has_workers
+
+    @property
+    def num_units(self) -> int | None:
+        """None: a stream's length is only known once it was read."""
+        return None
+
+    @property
+    def units_per_step(self) -> int:
+        """Samples that all ranks together consume in one step, or 1 batch per rank."""
+        return self.dataset.partition.round_size if self.counts_samples else 1
+
+    @property
+    def total_batch_size(self) -> int | None:
+        """Samples that all ranks together take in one step."""
+        return None if self.batch_size is None else self.dataset.partition.round_size
+
+    def open(self, start: int = 0) -> StreamFeed:
+        """The batches after the first `start` units."""
+        self.dataset.start = start if self.counts_samples else 0
+        return StreamFeed(self.dataset, num_dropped=0 if self.counts_samples else start)
+
+    def finish(self) -> None:
+        """Nothing: reading the stream has drawn what it draws."""
+
+    def pass_over(self) -> None:
+        """Read the stream to its end, so that its generator stands where the next epoch begins."""
+        self.dataset.start = 0
+        drop_items(iter(self.dataset), sys.maxsize)
+
+    def __len__(self) -> int:
+        size = self.dataset.partition.batch_size if self.batch_size is not None else 1
+        whole, rest = divmod(len(self.dataset), size)
+        return whole + (rest > 0 and not self.drop_last)
