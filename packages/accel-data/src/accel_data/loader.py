@@ -158,7 +158,9 @@ class DataLoaderShard(DataLoader):
         if self._skips_by_hand:
             return replace(resume, consumed=skipped)
         if resume.consumed:
-            logger.info("epoch %d continues after %d consumed", resume.epoch, resume.consumed)
+            unit = "samples" if self._shard.counts_samples else "batches"
+            length = self._shard.num_units
+            logger.info("epoch %d continues after %d of %s %s", resume.epoch, resume.consumed, length or "?", unit)
         return resume
 
     def _torch_iterator(self, feed: Feed) -> Iterator[Any]:

@@ -1,0 +1,177 @@
+"""Iterable data sets: every rank reads the stream and keeps its own samples."""
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from accel_data import IterableDatasetShard, SkipDataLoader, prepare_data_loader, skip_first_batches
+from accel_state.errors import DataLoaderError, DataStateError
+
+
+class Numbers(IterableDataset):
+    def __init__(self, length, first=0):
+        self.length, self.first, self.made, self.epochs = length, first, 0, []
+
+    def set_epoch(self, epoch):
+        self.epochs.append(epoch)
+
+    def __iter__(self):
+        for number in range(self.first, self.length):
+            self.made += 1
+            yield number
+
+
+class Jumping(Numbers):
+    def skip(self, n):
+        self.jumped = Jumping(self.length, self.first + n)
+        return self.jumped
+
+
+class PerWorker(IterableDataset):
+    def __iter__(self):
+        worker = get_worker_info().id
+        return iter(range(100 * worker, 100 * worker + 12))
+
+
+def prepared(loader, world=2, rank=0, **how):
+    return prepare_data_loader(loader, num_processes=world, process_index=rank, **how)
+
+
+def batches(loader):
+    return [batch.tolist() for batch in loader]
+
+
+# Recorded from Accelerate 1.15 with dispatch_batches=False.
+@pytest.mark.parametrize(
+    ("length", "drop_last", "how", "expected"),
+    [
+        (1, False, {}, [[[0, 0, 0, 0]], [[0, 0, 0, 0]]]),
+        (3, False, {}, [[[0, 1, 2, 0]], [[1, 2, 0, 1]]]),
+        (13, False, {}, [[[0, 1, 2, 3], [8, 9, 10, 11]], [[4, 5, 6, 7], [12, 0, 1, 2]]]),
+        (13, True, {}, [[[0, 1, 2, 3]], [[4, 5, 6, 7]]]),
+        (5, False, {"split_batches": True}, [[[0, 1], [4, 0]], [[2, 3], [1, 2]]]),
+        (0, False, {}, [[], []]),
+    ],
+)
+def test_ranks_get_what_accelerate_gives_them(length, drop_last, how, expected):
+    source = DataLoader(Numbers(length), batch_size=4, drop_last=drop_last)
+    assert [batches(prepared(source, rank=rank, **how)) for rank in (0, 1)] == expected
+
+
+def test_uneven_parts_and_items_without_batches():
+    source = DataLoader(Numbers(5), batch_size=4)
+    assert [batches(prepared(source, rank=rank, even_batches=False)) for rank in (0, 1)] == [[[0, 1, 2, 3]], [[4]]]
+    single = DataLoader(Numbers(5), batch_size=None)
+    assert [list(prepared(single, rank=rank)) for rank in (0, 1)] == [[0, 2, 4], [1, 3, 0]]
+
+
+def test_the_end_is_known_with_the_last_batch():
+    loader = prepared(DataLoader(Numbers(13), batch_size=4), rank=1)
+    assert [loader.end_of_dataloader for _ in loader] == [False, True]
+    assert (loader.remainder, loader.tail.size, loader.tail.real) == (5, 4, 1)
+    alone = prepared(DataLoader(Numbers(5), batch_size=4), world=1)
+    assert [alone.end_of_dataloader for _ in alone] == [False, True]
+
+
+def test_a_stream_resumes_on_another_world_size():
+    before = [prepared(DataLoader(Numbers(20), batch_size=2), rank=rank) for rank in (0, 1)]
+    for loader in before:
+        for _, _ in zip(range(2), loader, strict=False):
+            pass
+    after = [prepared(DataLoader(Numbers(20), batch_size=3), world=3, rank=rank) for rank in range(3)]
+    for loader in after:
+        loader.load_state_dict(before[0].state_dict())
+    first, second, third = (batches(loader) for loader in after)
+    dealt = [item for step in zip(first, second, third, strict=True) for batch in step for item in batch]
+    assert dealt == [*range(8, 20), *range(6)]
+    assert batches(after[0])[0] == [0, 1, 2]
+
+
+def test_a_stream_that_can_jump_is_not_read_to_skip():
+    stream = Jumping(1000)
+    loader = skip_first_batches(prepared(DataLoader(stream, batch_size=10), world=1), 90)
+    assert next(iter(loader)).tolist() == list(range(900, 910))
+    assert (stream.made, stream.jumped.made) == (0, 20)
+
+
+def test_what_is_skipped_is_not_collated():
+    collated = []
+
+    def collate(items):
+        collated.append(items)
+        return torch.tensor(items)
+
+    loader = prepared(DataLoader(Numbers(1000), batch_size=10, collate_fn=collate), world=1)
+    assert next(iter(skip_first_batches(loader, 90))).tolist() == list(range(900, 910))
+    assert len(collated) == 2
+    ordinary = skip_first_batches(DataLoader(Numbers(1000), batch_size=10), 90)
+    assert isinstance(ordinary, SkipDataLoader)
+    assert next(iter(ordinary)).tolist() == list(range(900, 910))
+
+
+def test_with_workers_positions_count_batches_and_keep_the_world():
+    def loader(world=1, rank=0):
+        return prepared(DataLoader(PerWorker(), batch_size=3, num_workers=2), world=world, rank=rank)
+
+    first, resumed = loader(), loader()
+    whole = batches(first)
+    for _, _ in zip(range(3), first, strict=False):
+        pass
+    resumed.load_state_dict(first.state_dict())
+    assert batches(resumed) == whole[3:]
+    with pytest.raises(DataStateError, match=r"1 ranks.*2.*num_workers=0"):
+        loader(world=2).load_state_dict(first.state_dict())
+    with pytest.raises(DataStateError, match="does not count samples"):
+        prepared(DataLoader(PerWorker(), batch_size=3), world=1).load_state_dict(first.state_dict())
+
+
+def test_a_stream_is_told_the_epoch():
+    stream = Numbers(4)
+    loader = prepared(DataLoader(stream, batch_size=2))
+    for _ in range(3):
+        list(loader)
+    assert sorted(set(stream.epochs)) == [0, 1, 2]
+
+
+class Drawn(IterableDataset):
+    def __init__(self):
+        self.generator = torch.Generator().manual_seed(3)
+
+    def __iter__(self):
+        yield from torch.randperm(12, generator=self.generator).tolist()
+
+
+def test_the_generator_of_a_stream_is_saved():
+    reference, first, resumed = (prepared(DataLoader(Drawn(), batch_size=2), world=1) for _ in range(3))
+    epochs = [batches(reference) for _ in range(3)]
+    list(first)
+    iterator = iter(first)
+    next(iterator)
+    resumed.load_state_dict(first.state_dict())
+    assert batches(resumed) == epochs[1][1:]
+    assert batches(resumed) == epochs[2]
+
+
+def test_leaving_an_epoch_reads_the_stream_on():
+    reference, first, resumed = (prepared(DataLoader(Drawn(), batch_size=2), world=1) for _ in range(3))
+    epochs = [batches(reference) for _ in range(2)]
+    next(iter(first))
+    resumed.load_state_dict(first.state_dict())
+    resumed.set_epoch(1)
+    assert batches(resumed) == epochs[1]
+
+
+def test_lengths():
+    class Sized(Numbers):
+        def __len__(self):
+            return self.length
+
+    assert [len(IterableDatasetShard(Sized(13), 4, drop, 2, 0)) for drop in (False, True)] == [8, 4]
+    loader = prepared(DataLoader(Sized(13), batch_size=4))
+    assert (len(loader), loader.total_dataset_length, loader.total_batch_size) == (2, 13, 8)
+    assert len(prepared(DataLoader(Sized(13), batch_size=4), world=1)) == 4
+
+
+def test_a_rank_out_of_range_is_refused():
+    with pytest.raises(DataLoaderError, match="process_index is 3"):
+        IterableDatasetShard(Numbers(3), num_processes=2, process_index=3)
