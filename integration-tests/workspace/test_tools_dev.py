@@ -104,8 +104,8 @@ def test_installers_keep_the_users_index_and_nothing_that_redirects(monkeypatch:
         monkeypatch.setenv(name, value)
     found = environment.installer_environment()
     assert found["PIP_INDEX_URL"] == found["UV_DEFAULT_INDEX"] == "file:///mirror"
-    assert found["PIP_USER"] == "0"
-    for name in ("PIP_TARGET", "PIP_REQUIRE_HASHES", "UV_PROJECT_ENVIRONMENT", "UV_EXCLUDE_NEWER", "VIRTUAL_ENV"):
+    assert found["PIP_USER"] == found["PIP_REQUIRE_HASHES"] == "0"
+    for name in ("PIP_TARGET", "UV_PROJECT_ENVIRONMENT", "UV_EXCLUDE_NEWER", "VIRTUAL_ENV"):
         assert name not in found
 
 
@@ -120,7 +120,8 @@ class TestSetUp:
         monkeypatch.setattr(environment, "STATE", tmp_path / "state.json")
         monkeypatch.setattr(environment, "_venv_works", lambda: True)
         monkeypatch.setattr(environment, "_existing_torch", lambda: None)
-        monkeypatch.setattr(environment, "_install_torch", lambda torch, again: notes.append((torch, again)))
+        monkeypatch.setattr(environment, "_make_venv", lambda: notes.append(("venv", False)))
+        monkeypatch.setattr(environment, "_install_torch", lambda torch: notes.append((torch, False)))
         for step in ("uv", "all_pins", "members"):
             monkeypatch.setattr(environment, f"_install_{step}", lambda again, step=step: notes.append((step, again)))
         return notes
@@ -142,6 +143,21 @@ class TestSetUp:
                 environment.ensure()
         environment.ensure()
         assert done == [("torch==2.13.0", False), ("uv", False), ("all_pins", True), ("members", False)]
+
+    def test_an_interrupted_installation_of_torch_starts_with_a_new_environment(
+        self, done: list[tuple[str, bool]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def interrupt(_torch: str) -> None:
+            raise KeyboardInterrupt
+
+        environment.ensure()
+        with monkeypatch.context() as patched:
+            patched.setattr(environment, "_install_torch", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                environment.ensure("torch==2.12.1")
+        done.clear()
+        environment.ensure()
+        assert [name for name, _again in done] == ["venv", "torch==2.13.0", "uv", "all_pins", "members"]
 
     def test_a_changed_package_costs_only_the_members(
         self, done: list[tuple[str, bool]], monkeypatch: pytest.MonkeyPatch

@@ -4,7 +4,8 @@ Steps, in order: the virtual environment, torch, uv, the pinned packages of ``uv
 ``.venv/accel-dev.json`` records under which key each step was finished and which one is running, so that
 
 - nothing is done twice: a step whose key is unchanged is skipped;
-- an interrupted or failed step is done again from scratch (``--force-reinstall``), the earlier ones are kept.
+- an interrupted or failed step is done again from scratch: pip can leave halves of packages that even a forced
+  reinstallation does not mend, so the environment is made anew; what uv installs is installed again by uv.
 
 torch's build is the user's choice and never comes from the lock: see docs/decisions/locking.md.
 """
@@ -167,12 +168,12 @@ def _exclusively() -> Iterator[None]:
 
 def _set_up(state: State, keys: dict[str, str], torch: str) -> None:
     interrupted = state.get("running")
-    if not _venv_works():
+    if interrupted in ("torch", "uv") or not _venv_works():
         state, interrupted = {}, None
         _make_venv()
 
     steps: list[tuple[str, str, str, Callable[[bool], None]]] = [
-        ("torch", torch, _torch_words(torch), lambda again: _install_torch(torch, again)),
+        ("torch", torch, _torch_words(torch), lambda _again: _install_torch(torch)),
         ("uv", keys["uv"], "uv", _install_uv),
         ("pins", keys["pins"], "the packages pinned in uv.lock", _install_all_pins),
         ("members", keys["members"], "the workspace's packages, in editable form", _install_members),
@@ -253,7 +254,7 @@ def _torch_words(torch: str) -> str:
     return f"a link to the torch in {torch[9:]}" if torch.startswith("existing:") else f"{torch} (by pip, once)"
 
 
-def _install_torch(torch: str, again: bool) -> None:
+def _install_torch(torch: str) -> None:
     site = _site_packages()
     link = site / EXISTING_TORCH
     if torch.startswith("existing:"):
@@ -262,9 +263,8 @@ def _install_torch(torch: str, again: bool) -> None:
         link.write_text(torch.removeprefix("existing:") + "\n")
     else:
         link.unlink(missing_ok=True)
-        command = [PYTHON, "-m", "pip", "install", "--quiet", *(["--force-reinstall"] if again else []), torch]
         try:
-            must_run(command, env=installer_environment())
+            must_run([PYTHON, "-m", "pip", "install", "--quiet", torch], env=installer_environment())
         except DevError as error:
             raise DevError(
                 f"{error}\nA build that your package index lacks needs its index too, for example "
@@ -275,9 +275,8 @@ def _install_torch(torch: str, again: bool) -> None:
         raise DevError(f"this torch cannot be imported ({torch}):\n{works.stderr.decode(errors='replace')}")
 
 
-def _install_uv(again: bool) -> None:
-    command = [PYTHON, "-m", "pip", "install", "--quiet", *(["--force-reinstall"] if again else []), UV_REQUIREMENT]
-    must_run(command, env=installer_environment())
+def _install_uv(_again: bool) -> None:
+    must_run([PYTHON, "-m", "pip", "install", "--quiet", UV_REQUIREMENT], env=installer_environment())
 
 
 def _install_all_pins(again: bool) -> None:
