@@ -33,14 +33,18 @@ if TYPE_CHECKING:
     from .retention import best as best
     from .retention import every as every
     from .retention import latest as latest
+    from .save import SaveHandle as SaveHandle
     from .save import save_checkpoint as save_checkpoint
+    from .save import save_in_background as save_in_background
+    from .snapshot import CopyBuffers as CopyBuffers
 
 __getattr__, __dir__, __all__ = lazy_exports(
     __name__,
     {
         "checkpointer": ["Checkpointer", "list_checkpoints"],
         "retention": ["CheckpointInfo", "Keep", "best", "every", "latest"],
-        "save": ["save_checkpoint"],
+        "save": ["SaveHandle", "save_checkpoint", "save_in_background"],
+        "snapshot": ["CopyBuffers"],
         "load": ["LoadedCheckpoint", "load_checkpoint", "verify_checkpoint"],
         "manifest": ["Manifest"],
         "commit": ["remove_checkpoint"],

@@ -18,13 +18,13 @@ from .load import load_checkpoint
 from .manifest import manifest_path, read_manifest
 from .ranks import current_world, from_main
 from .retention import CheckpointInfo, Keep
-from .save import save_checkpoint
+from .save import SaveHandle, save_checkpoint, save_in_background
+from .snapshot import CopyBuffers
 
-_PREFIX = "step-"
 
 
 class Checkpointer:
-    """Checkpoints of one run, each in a new directory `step-<number>`.
+    """Checkpoints of one run, each in a new directory `<prefix><number>`.
 
     All ranks make one and call its methods alike.
 
@@ -33,14 +33,18 @@ class Checkpointer:
         keep: which to keep once a new one is committed (`latest(3) | best("loss")`); None keeps all. The newest is
             always kept.
         codecs: for types that states hold beyond numbers, strings, lists, dicts and tensors.
+        prefix: of the directories' names.
     """
 
     def __init__(
-        self, directory: str | os.PathLike[str], keep: Keep | None = None, *, codecs: Sequence[Codec] = ()
+        self, directory: str | os.PathLike[str], keep: Keep | None = None, *, codecs: Sequence[Codec] = (), prefix: str = "step-"
     ) -> None:
         self.directory = real_directory(directory)
         self.keep = keep
         self.codecs = tuple(codecs)
+        self.prefix = prefix
+        self._pending: SaveHandle | None = None
+        self._buffers = CopyBuffers()
 
     def save(
         self,
@@ -50,7 +54,7 @@ class Checkpointer:
         metadata: Any = None,
         blocking: bool = True,
         **objects: Any,
-    ) -> Path:
+    ) -> Path | SaveHandle:
         """Save objects under names, wholly or not at all; then prune by the retention rule.
 
         Saving a step again makes another directory, which takes the first one's place.
@@ -59,27 +63,49 @@ class Checkpointer:
             step: the number of updates made; orders the checkpoints.
             metrics: numbers that the retention rule may compare.
             metadata: plain values to get back.
-            blocking: only True is supported: the call returns once the checkpoint is committed.
-            objects: see `save_checkpoint`.
+            blocking: return once the checkpoint is committed; if False, once a private copy of the state exists. One
+                such save is in flight at most: the next save or restore waits for it, and raises what it failed with.
+            objects: see `save_checkpoint`; named otherwise than these arguments.
 
         Returns:
-            The committed directory.
+            The committed directory, or a handle to wait for it.
 
         Raises:
             CheckpointError: on all ranks; the checkpoints that were there are intact.
         """
-        if not blocking:
-            raise CheckpointError("blocking=False is not supported; save with blocking=True.")
+        self.wait()
         if self.keep and (missing := sorted(self.keep.metrics - (metrics or {}).keys())):
             raise CheckpointError(
                 f"keep={self.keep!r} compares {', '.join(missing)}: pass metrics={{{missing[0]!r}: …}}."
             )
         world = current_world()
         target = from_main(world, f"saving to {self.directory}", lambda: self._new_directory(step))
-        path = save_checkpoint(target, objects, step=step, metrics=metrics, metadata=metadata, codecs=self.codecs)
-        if world.is_main and self.keep:
-            self._prune(self.keep)
-        return path
+        if blocking:
+            path = save_checkpoint(target, objects, step=step, metrics=metrics, metadata=metadata, codecs=self.codecs)
+            if world.is_main:
+                self._prune()
+            return path
+        self._pending = save_in_background(
+            target,
+            objects,
+            step=step,
+            metrics=metrics,
+            metadata=metadata,
+            codecs=self.codecs,
+            buffers=self._buffers,
+            on_commit=self._prune,
+        )
+        return self._pending
+
+    def wait(self) -> None:
+        """Wait for the save in flight, if there is one. All ranks call it.
+
+        Raises:
+            CheckpointError: it failed.
+        """
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.wait()
 
     def restore(self, *, step: int | None = None, strict: bool = True, **objects: Any) -> int:
         """Load the newest checkpoint that is whole, or that of a step.
@@ -99,6 +125,7 @@ class Checkpointer:
             CheckpointCorruptError: none is whole.
             CheckpointMismatchError: the newest whole one does not fit; older ones are not tried.
         """
+        self.wait()
         world = current_world()
         paths = from_main(world, f"loading from {self.directory}", lambda: self._candidates(step))
         problems = []
@@ -119,11 +146,11 @@ class Checkpointer:
 
     def all(self) -> list[CheckpointInfo]:
         """The committed checkpoints with a readable manifest, oldest step first; the last one of each step."""
-        by_step = {info.step: info for info in list_checkpoints(self.directory, _PREFIX)}
+        by_step = {info.step: info for info in list_checkpoints(self.directory, self.prefix)}
         return list(by_step.values())
 
     def _candidates(self, step: int | None) -> list[Path]:
-        paths = [path for path in _directories(self.directory, _PREFIX) if step is None or _step_of(path) == step]
+        paths = [path for path in _directories(self.directory, self.prefix) if step is None or _step_of(path) == step]
         if not paths:
             what = "no committed checkpoint" if step is None else f"no checkpoint of step {step}"
             raise CheckpointNotFoundError(f"there is {what} in {self.directory}.")
@@ -132,17 +159,19 @@ class Checkpointer:
     def _new_directory(self, step: int) -> Path:
         if type(step) is not int or step < 0:
             raise CheckpointError(f"step={step!r} is not a count of updates; give an int of at least 0.")
-        base = target = self.directory / f"{_PREFIX}{step}"
+        base = target = self.directory / f"{self.prefix}{step}"
         attempt = 1
         while os.path.lexists(target):
             attempt += 1
             target = base.with_name(f"{base.name}.{attempt}")
         return target
 
-    def _prune(self, keep: Keep) -> None:
+    def _prune(self) -> None:
+        if self.keep is None:
+            return
         infos = self.all()
-        kept = {info.path for info in [*keep.choose(infos), *infos[-1:]]}
-        for info in list_checkpoints(self.directory, _PREFIX):
+        kept = {info.path for info in [*self.keep.choose(infos), *infos[-1:]]}
+        for info in list_checkpoints(self.directory, self.prefix):
             if info.path in kept:
                 continue
             try:

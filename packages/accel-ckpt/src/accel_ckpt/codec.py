@@ -219,7 +219,7 @@ def decode(
     """
     try:
         return _Decoder(tensors, {codec.name: codec for codec in codecs}, where, copy).decode(tree)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointCorruptError(f"{where} holds a value that cannot be read: {error!r}") from error

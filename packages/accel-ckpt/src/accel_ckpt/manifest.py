@@ -91,7 +91,7 @@ def dump_manifest(manifest: Manifest) -> bytes:
 
 
 def _canonical(body: Any) -> str:
-    return json.dumps(body, sort_keys=True, allow_nan=False, separators=(",", ":"))
+    return json.dumps(body, allow_nan=False, separators=(",", ":"))
 
 
 # ---------------------------------------------------------------- reading

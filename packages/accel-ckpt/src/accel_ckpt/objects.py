@@ -60,8 +60,8 @@ def check_objects(objects: Mapping[str, Any]) -> None:
             f"no state_dict and load_state_dict: {', '.join(wrong)}. Save objects that have both; plain values go into "
             "metadata={...}."
         )
-    if odd := [name for name in objects if not isinstance(name, str) or not name]:
-        raise CheckpointError(f"objects need names that are non-empty strings, not {odd!r}")
+    if odd := [name for name in objects if not isinstance(name, str) or not name or "/" in name]:
+        raise CheckpointError(f"objects need names that are non-empty strings without '/', not {odd!r}")
     by_id: dict[int, str] = {}
     for name, value in objects.items():
         if (first := by_id.setdefault(id(value), name)) != name:

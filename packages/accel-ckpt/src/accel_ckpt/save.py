@@ -1,9 +1,10 @@
-"""Saving: capture on every rank, stage, write, agree, commit."""
+"""Saving: capture on every rank, stage, write, agree, commit; at once or in the background."""
 
 from __future__ import annotations
 
+import logging
 import os
-import time
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,33 +12,25 @@ from typing import Any
 
 from accel_state.errors import CheckpointError
 
-from .codec import Codec, Encoder, dump_json
+from .codec import Codec
 from .commit import Staging, commit, discard, open_staging, real_directory
 from .durable import FileEntry, flush_file, hash_file, os_reason, write_file
-from .manifest import Manifest, ObjectEntry, check_file_name, dump_manifest, software_versions
-from .models import capture_model
-from .names import MANIFEST_NAME, OWNER_NAME, STATE_NAME, STATE_TENSORS_NAME, model_file, optimizer_file, rng_file
-from .objects import Captured, capture_stateful, check_objects, kind_of
-from .optimizers import capture_optimizer, parameter_names
+from .manifest import check_file_name, dump_manifest
+from .names import MANIFEST_NAME, OWNER_NAME
 from .ranks import World, current_world, from_main, together
-from .tensors import describe, write_tensors
+from .snapshot import CopyBuffers, Snapshot, manifest_entries, take_snapshot, write_snapshot
+
+logger = logging.getLogger("accel_ckpt")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Snapshot:
-    """Everything that one rank contributes, referring to live tensors.
-
-    Args:
-        objects: name -> state; equal on all ranks, written by rank 0.
-        files: name -> the file of its bulk tensors, for models and optimizers.
-        rng: this rank's generators, encoded; None where they are not saved.
-        manifest: without files and objects.
-    """
-
-    objects: Mapping[str, Captured]
-    files: Mapping[str, str]
-    rng: Any
-    manifest: Manifest
+class _Save:
+    world: World
+    doing: str
+    target: Path
+    path: Path
+    snapshot: Snapshot
+    staging: Staging | None  # on rank 0
 
 
 def save_checkpoint(
@@ -74,6 +67,117 @@ def save_checkpoint(
 
     Cost: writes the state once and flushes it to the disk; three object gathers of a few hundred bytes per rank.
     """
+    save = _begin(directory, objects, step, metrics, metadata, codecs, rng, None)
+    try:
+        files = _write(save, main=True)
+        _call_hook(save, before_commit)
+        from_main(save.world, save.doing, lambda: _seal(save, files))
+    except BaseException:
+        _discard(save)
+        raise
+    return save.target
+
+
+class SaveHandle:
+    """A save that goes on in the background; `wait` on all ranks to know that it is committed.
+
+    Args:
+        directory: the real path of the checkpoint to be.
+    """
+
+    def __init__(self, directory: Path, save: _Save, thread: threading.Thread | None, failure: list[Exception]) -> None:
+        self.directory = directory
+        self._save, self._thread, self._failure = save, thread, failure
+
+    def done(self) -> bool:
+        """Whether the background work has ended, well or not. No communication."""
+        return not self._thread.is_alive() if self._thread else not self._save.path.exists()
+
+    def wait(self) -> Path:
+        """Wait for the commit. All ranks call it; it may be called again.
+
+        Raises:
+            CheckpointError: on all ranks: nothing was committed and what was staged is gone.
+
+        Cost: one object gather.
+        """
+        return from_main(self._save.world, self._save.doing, self._result)
+
+    def _result(self) -> Path:
+        assert self._thread is not None
+        self._thread.join()
+        if self._failure:
+            raise self._failure[0]
+        return self.directory
+
+
+def save_in_background(
+    directory: str | os.PathLike[str],
+    objects: Mapping[str, Any],
+    *,
+    step: int | None = None,
+    metrics: Mapping[str, float] | None = None,
+    metadata: Any = None,
+    codecs: Sequence[Codec] = (),
+    rng: bool = True,
+    before_commit: Callable[[Path], None] | None = None,
+    buffers: CopyBuffers | None = None,
+    on_commit: Callable[[], None] | None = None,
+) -> SaveHandle:
+    """Like `save_checkpoint`, but returns as soon as a private copy of the state exists.
+
+    The writing, flushing and committing go on in a thread of rank 0, which communicates with no one. The process does
+    not exit before it is done. A failure is logged at once and raised by `SaveHandle.wait`.
+
+    Args:
+        buffers: memory for the copy; pass the same again, once the save before is done, to save its allocation.
+        on_commit: called on rank 0 in the background after the commit.
+
+    Raises:
+        CheckpointError: on all ranks, for what fails before the copy exists.
+
+    Cost: one more copy of the state in rank 0's memory; two object gathers.
+    """
+    save = _begin(directory, objects, step, metrics, metadata, codecs, rng, buffers or CopyBuffers())
+    failure: list[Exception] = []
+    try:
+        files = _write(save, main=False)
+        _call_hook(save, before_commit)
+    except BaseException:
+        _discard(save)
+        raise
+
+    def finish() -> None:
+        try:
+            _seal(save, {**files, **write_snapshot(save.path, save.world, save.snapshot)})
+        except Exception as error:  # noqa: BLE001 - raised by wait()
+            logger.error("%s in the background failed: %s", save.doing, error)
+            _discard(save)
+            failure.append(error)
+            return
+        try:
+            if on_commit is not None:
+                on_commit()
+        except Exception as error:  # noqa: BLE001 - raised by wait()
+            failure.append(error)
+
+    thread = threading.Thread(target=finish, name="accel-ckpt-save") if save.world.is_main else None
+    if thread is not None:
+        thread.start()
+    return SaveHandle(save.target, save, thread, failure)
+
+
+def _begin(
+    directory: str | os.PathLike[str],
+    objects: Mapping[str, Any],
+    step: int | None,
+    metrics: Mapping[str, float] | None,
+    metadata: Any,
+    codecs: Sequence[Codec],
+    rng: bool,
+    buffers: CopyBuffers | None,
+) -> _Save:
+    """Capture on every rank, copy if asked to, and make the staging directory."""
     world, target = current_world(), real_directory(directory)
     doing = f"saving to {target}"
     snapshot: Snapshot | None = None
@@ -82,140 +186,59 @@ def save_checkpoint(
     def prepare() -> str:
         nonlocal snapshot, staging
         snapshot = take_snapshot(world, objects, step, metrics, metadata, codecs, rng)
-        if world.is_main:
-            staging = open_staging(target)
-        return str(staging.path) if staging else ""
+        if not world.is_main:
+            return ""
+        staging = open_staging(target)
+        if buffers is not None:
+            snapshot = buffers.private(snapshot)
+        return str(staging.path)
 
-    def write() -> dict[str, FileEntry]:
-        assert snapshot is not None
-        return write_snapshot(path, world, snapshot)
-
-    def finish() -> str:
-        assert snapshot is not None
-        assert staging is not None
-        seal(staging, snapshot, files)
-        return str(staging.target)
-
-    committed = False
     try:
         path = Path(together(world, doing, prepare)[0])
-        files = {name: entry for own in together(world, doing, write) for name, entry in own.items()}
-        if before_commit is not None:
-            together(world, doing, lambda: before_commit(path))
-        target = Path(from_main(world, doing, finish))
-        committed = True
-    finally:
-        if staging is not None and not committed:
+    except BaseException:
+        if staging is not None:
             discard(staging)
-    return target
+        raise
+    assert snapshot is not None
+    return _Save(world=world, doing=doing, target=target, path=path, snapshot=snapshot, staging=staging)
 
 
-def take_snapshot(
-    world: World,
-    objects: Mapping[str, Any],
-    step: int | None,
-    metrics: Mapping[str, float] | None,
-    metadata: Any,
-    codecs: Sequence[Codec],
-    rng: bool,
-) -> Snapshot:
-    """Ask every object for its state and put it into the form of the files, without copying tensors."""
-    from accel_state import capture_rng_state, current_seed
+def _write(save: _Save, *, main: bool) -> dict[str, FileEntry]:
+    """Write the ranks' files, rank 0's only if `main`; the entries of all that were written."""
 
-    check_objects(objects)
-    if step is not None and (type(step) is not int or step < 0):
-        raise CheckpointError(f"step={step!r} is not a count of updates; give an int of at least 0.")
-    names = parameter_names(objects)
-    captured: dict[str, Captured] = {}
-    files: dict[str, str] = {}
-    counts = {"model": 0, "optimizer": 0}
-    for name, value in objects.items():
-        kind = kind_of(value)
-        if kind == "stateful":
-            captured[name] = capture_stateful(name, value, codecs)
-            continue
-        make_file = model_file if kind == "model" else optimizer_file
-        files[name] = make_file(counts[kind])
-        counts[kind] += 1
-        if kind == "model":
-            captured[name] = capture_model(name, value, codecs)
-        else:
-            captured[name] = capture_optimizer(name, value, names, codecs)
-    manifest = Manifest(
-        step=step,
-        seed=current_seed(),
-        world_size=world.size,
-        created_unix_s=time.time(),
-        metrics=_check_metrics(metrics or {}),
-        metadata=Encoder(codecs, inline=True).encode(metadata, "metadata"),
-        versions=software_versions(),
-        files={},
-        objects={},
-    )
-    state = Encoder(inline=True).encode(capture_rng_state(), "random generators") if rng else None
-    return Snapshot(objects=captured, files=files, rng=state, manifest=manifest)
+    def write() -> dict[str, FileEntry]:
+        return write_snapshot(save.path, save.world, save.snapshot) if main or not save.world.is_main else {}
+
+    return {name: entry for own in together(save.world, save.doing, write) for name, entry in own.items()}
 
 
-def _check_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
-    numbers = {}
-    for name, value in metrics.items():
-        try:
-            numbers[name] = float(value)
-        except (TypeError, ValueError) as error:
-            raise CheckpointError(
-                f"metrics[{name!r}] is {value!r}, not a number; put other values into metadata."
-            ) from error
-    return numbers
+def _call_hook(save: _Save, hook: Callable[[Path], None] | None) -> None:
+    if hook is not None:
+        together(save.world, save.doing, lambda: hook(save.path))
 
 
-def write_snapshot(path: Path, world: World, snapshot: Snapshot) -> dict[str, FileEntry]:
-    """Write this rank's files into the staging directory, each flushed to the disk."""
-    written: dict[str, FileEntry] = {}
-    if world.is_main:
-        for name, file in snapshot.files.items():
-            if snapshot.objects[name].bulk:
-                written[file] = write_tensors(path / file, snapshot.objects[name].bulk)
-        side = {key: tensor for captured in snapshot.objects.values() for key, tensor in captured.side.items()}
-        if side:
-            written[STATE_TENSORS_NAME] = write_tensors(path / STATE_TENSORS_NAME, side)
-        trees = {name: captured.tree for name, captured in snapshot.objects.items()}
-        written[STATE_NAME] = write_file(path / STATE_NAME, [dump_json(trees).encode()])
-    if snapshot.rng is not None:
-        name = rng_file(world.rank)
-        written[name] = write_file(path / name, [dump_json(snapshot.rng).encode()])
-    return written
+def _discard(save: _Save) -> None:
+    if save.staging is not None:
+        discard(save.staging)
 
 
-def seal(staging: Staging, snapshot: Snapshot, files: Mapping[str, FileEntry]) -> None:
+def _seal(save: _Save, files: Mapping[str, FileEntry]) -> None:
     """Write the manifest over all files that are there, and commit."""
+    staging = save.staging
+    assert staging is not None
+    everything = {**files, **_files_of_hooks(staging.path, files)}
+    if lost := sorted(name for name in everything if not (staging.path / name).is_file()):
+        raise CheckpointError(
+            f"written by a rank but not seen by rank 0: {', '.join(lost)}. All ranks need one file system."
+        )
+    manifest = replace(save.snapshot.manifest, files=everything, objects=manifest_entries(save.snapshot))
     try:
-        everything = {**files, **_files_of_hooks(staging.path, files)}
-        if lost := sorted(name for name in everything if not (staging.path / name).is_file()):
-            raise CheckpointError(
-                f"written by a rank but not seen by rank 0: {', '.join(lost)}. All ranks need one file system."
-            )
-        manifest = replace(snapshot.manifest, files=everything, objects=_entries(snapshot))
         write_file(staging.path / MANIFEST_NAME, [dump_manifest(manifest)])
         commit(staging, everything)
     except OSError as error:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(f"cannot commit {staging.target}: {os_reason(error)}") from error
-
-
-def _entries(snapshot: Snapshot) -> dict[str, ObjectEntry]:
-    entries = {}
-    for name, captured in snapshot.objects.items():
-        bulk = {key: describe(tensor, snapshot.files[name]) for key, tensor in captured.bulk.items()}
-        side = {key: describe(tensor, STATE_TENSORS_NAME) for key, tensor in captured.side.items()}
-        entries[name] = ObjectEntry(
-            kind=captured.kind,
-            type=captured.type,
-            tensors={**bulk, **side},
-            aliases=captured.aliases,
-            shapes=captured.shapes,
-        )
-    return entries
 
 
 def _files_of_hooks(path: Path, known: Mapping[str, FileEntry]) -> dict[str, FileEntry]:
