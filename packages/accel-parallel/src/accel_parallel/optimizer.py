@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -231,6 +232,13 @@ class AcceleratedOptimizer(Optimizer):
         self.__dict__.update(state)
         self.gradient_state = GradientState()
         self._attach()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        twin = type(self).__new__(type(self))
+        memo[id(self)] = twin
+        twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        twin.gradient_state = memo.get(id(self.gradient_state), self.gradient_state)  # the same run's
+        return twin
 
     def __repr__(self) -> str:
         return f"AcceleratedOptimizer({self.optimizer!r})"

@@ -150,9 +150,7 @@ def _structural_complaints(steps: Sequence[Step]) -> list[str]:
     last = -1
     for step in steps:
         if step.slot not in SLOTS:
-            complaints.append(
-                f"{step.name} wants the slot {step.slot!r}, which does not exist: use one of {list(SLOTS)}."
-            )
+            complaints.append(f"{step.name} wants the unknown slot {step.slot!r}: use one of {list(SLOTS)}.")
             continue
         place = SLOTS.index(step.slot)
         if step.slot in taken:

@@ -1,0 +1,10 @@
+import pytest
+import torch
+
+# from accel_state.testing import ranks
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_and_seed():
+    torch.set_num_threads(1)
+    torch.manual_seed(0)

@@ -1,0 +1,185 @@
+"""Two ranks: the plan against DDP written by hand, and against one rank with the whole batch."""
+
+import pytest
+import torch
+
+UPDATES = 20
+
+
+def train(ours: bool, steps: int, clip: bool, whole_batch: bool = False):
+    """Weights after 20 SGD updates on this rank's half of each batch; the last window of three batches is ragged."""
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+
+    from accel_parallel import (
+        Accumulation,
+        GradientAccumulationPlugin,
+        NativeEngine,
+        Plan,
+        PlanContext,
+        Prepared,
+        ddp,
+        single,
+    )
+    from accel_state import GradientState, PartialState
+
+    state = PartialState(cpu=True)
+    torch.manual_seed(3)
+    net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
+    rank, world = (0, 1) if whole_batch else (state.process_index, state.num_processes)
+    batches = UPDATES * steps - (steps - 1)
+    data = torch.randn(batches, 8, 6)
+    target = torch.randn(batches, 8, 3)
+    inner = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+
+    def part(t):
+        return t[rank::world]
+
+    if ours:
+        gradient_state = GradientState(GradientAccumulationPlugin(num_steps=steps))
+        accumulation = Accumulation(gradient_state)
+        context = PlanContext(device=state.device, world_size=state.num_processes)
+        engine = NativeEngine(Plan([single(), ddp()]), context, gradient_state=gradient_state)
+        out = engine.prepare(Prepared(models=(net,), optimizers=(inner,)))
+        (model,), (optimizer,) = out.models, out.optimizers
+        loader = type("Loader", (), {"end_of_dataloader": False, "remainder": -1})()
+        gradient_state._add_dataloader(loader)
+        for index in range(batches):
+            loader.end_of_dataloader = index == batches - 1
+            with accumulation.block((model,)):
+                engine.backward((model(part(data[index])) - part(target[index])).pow(2).mean())
+                if gradient_state.sync_gradients and clip:
+                    engine.clip_grad_norm_(model.parameters(), 0.05)
+                optimizer.step()
+                optimizer.zero_grad()
+    else:
+        model = net if whole_batch else DistributedDataParallel(net)
+        for index in range(batches):
+            is_update = (index + 1) % steps == 0 or index == batches - 1
+            if not whole_batch:
+                model.require_backward_grad_sync = is_update
+            loss = (model(part(data[index])) - part(target[index])).pow(2).mean()
+            (loss / steps if steps > 1 else loss).backward()
+            if is_update:
+                if clip:
+                    nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+                inner.step()
+                inner.zero_grad()
+    dist.barrier()
+    return torch.cat([p.detach().flatten() for p in net.parameters()]).tolist()
+
+
+@pytest.mark.parametrize("clip", [False, True], ids=["free", "clipped"])
+@pytest.mark.parametrize("steps", [1, 3])
+def test_equals_hand_written_ddp_bit_for_bit_and_one_rank_closely(ranks, steps, clip):
+    def body(train, steps, clip):
+        return train(True, steps, clip), train(False, steps, clip), train(False, steps, clip, whole_batch=True)
+
+    first, second = ranks(body, 2, train, steps, clip)
+    ours, by_hand, one_rank = (torch.tensor(weights) for weights in first)
+    assert torch.equal(ours, by_hand)
+    assert torch.equal(ours, torch.tensor(second[0])), "the ranks' replicas differ"
+    assert (ours - one_rank).abs().max() < 1e-6
+
+
+def test_options_reach_ddp_and_preparing_twice_wraps_once(ranks):
+    def body():
+        from torch import nn
+
+        from accel_parallel import DistributedDataParallelKwargs, Plan, PlanContext, ddp, single
+        from accel_state import PartialState
+
+        state = PartialState(cpu=True)
+        context = PlanContext(device=state.device, world_size=state.num_processes)
+        handler = DistributedDataParallelKwargs(
+            find_unused_parameters=True, gradient_as_bucket_view=True, bucket_cap_mb=1
+        )
+        plan = Plan([single(), ddp(handler)])
+        model = plan.apply(nn.Linear(2, 2), context)
+        again = plan.apply(model, context)
+        frozen = nn.Linear(2, 2).requires_grad_(False)
+        return (
+            model.find_unused_parameters,
+            model.gradient_as_bucket_view,
+            model.bucket_bytes_cap,
+            again is model,
+            plan.apply(frozen, context) is frozen,
+        )
+
+    assert ranks(body, 2) == [(True, True, 1024 * 1024, True, True)] * 2
+
+
+def test_a_context_that_contradicts_the_group_is_refused(ranks):
+    def body():
+        import torch
+        from torch import nn
+
+        from accel_parallel import Plan, PlanContext, ddp, single
+        from accel_state import PartialState
+
+        PartialState(cpu=True)
+        try:
+            Plan([single(), ddp()]).apply(nn.Linear(1, 1), PlanContext(device=torch.device("cpu"), world_size=3))
+        except ValueError as error:
+            return str(error)
+        return "nothing was raised"
+
+    for message in ranks(body, 2):
+        assert "the context says 3 ranks, the process group has 2" in message
+
+
+@pytest.mark.parametrize(
+    ("options", "tolerance"),
+    [
+        ({"comm_hook": "fp16"}, 2e-3),
+        ({"comm_hook": "bf16"}, 2e-2),
+        ({"comm_wrapper": "bf16"}, 2e-2),
+        ({"comm_hook": "fp16", "comm_wrapper": "bf16"}, 2e-2),
+        (
+            {"comm_hook": "power_sgd", "comm_state_option": {"matrix_approximation_rank": 4, "start_powerSGD_iter": 2}},
+            1e-5,
+        ),
+        ({"comm_hook": "power_sgd", "comm_wrapper": "fp16", "comm_state_option": {"start_powerSGD_iter": 2}}, 2e-3),
+    ],
+    ids=["fp16", "bf16", "wrapped-nothing", "fp16-in-bf16", "power-sgd", "power-sgd-in-fp16"],
+)
+def test_compressed_gradients_are_close_to_the_mean(ranks, options, tolerance):
+    def body(options):
+        import torch
+        from torch import nn
+
+        from accel_parallel import DistributedDataParallelKwargs, Plan, PlanContext, ddp, single
+        from accel_state import PartialState
+
+        state = PartialState(cpu=True)
+        torch.manual_seed(0)
+        net, x = nn.Linear(8, 8), torch.randn(2, 4, 8)
+        want = []
+        for part in x:
+            net.zero_grad()
+            net(part).pow(2).mean().backward()
+            want.append(net.weight.grad.clone())
+        net.zero_grad()
+        context = PlanContext(device=state.device, world_size=2)
+        model = Plan([single(), ddp(DistributedDataParallelKwargs(**options))]).apply(net, context)
+        model(x[state.process_index]).pow(2).mean().backward()
+        return (net.weight.grad - sum(want) / 2).abs().max().item(), net.weight.grad.flatten().tolist()
+
+    first, second = ranks(body, 2, options)
+    assert first[1] == second[1]
+    assert first[0] < tolerance
+    assert first[0] > 0 or "power_sgd" in options.get("comm_hook", "")
+
+
+def test_hooks_are_checked_when_they_are_named():
+    from accel_parallel import DistributedDataParallelKwargs
+
+    with pytest.raises(ValueError, match="comm_wrapper='power_sgd' is not allowed"):
+        DistributedDataParallelKwargs(comm_wrapper="power_sgd")
+    with pytest.raises(ValueError, match="zip"):
+        DistributedDataParallelKwargs(comm_hook="zip")
+    handler = DistributedDataParallelKwargs(bucket_cap_mb=3, comm_hook="fp16")
+    assert handler.to_kwargs() == {"bucket_cap_mb": 3}
+    assert handler.comm_hook == "fp16"
