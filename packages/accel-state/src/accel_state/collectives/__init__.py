@@ -1,0 +1,1 @@
+"""Talking to the other ranks: collectives over nested data."""

@@ -1,0 +1,260 @@
+"""The one process-wide thing: this process's place in the job, and the process group if there are several.
+
+Made once, by the first `PartialState`. A group that the user has already initialised is adopted. Beside torch's
+default group there is one of our own, with a CPU half and a device half, so that collectives of accel never mix with
+those of DDP or of the user.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import warnings
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
+
+from accel_state.collectives.channel import Channel
+from accel_state.devices import BY_NAME, DeviceKind, choose_device, detect_kind, device_kind
+from accel_state.enums import DistributedType
+from accel_state.errors import ProcessGroupError, SettingError
+from accel_state.kwargs import NCCL_TIMEOUT, OTHER_TIMEOUT
+from accel_state.settings import UNSET, setting
+from accel_state.topology import Topology
+
+GOODBYE_S = 10.0  # how long the rank that hosts the store waits, when it leaves, for ranks that may still read from it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What this process is part of.
+
+    Args:
+        topology: its place.
+        device: where it computes.
+        kind: the row of that device.
+        backend: what the device's ranks talk over; None for a process on its own.
+        channel: our own group; None for a process on its own.
+        timeout: of every collective; None for a process on its own.
+        is_owned: whether we made torch's default group, and therefore end it.
+    """
+
+    topology: Topology
+    device: torch.device
+    kind: DeviceKind
+    backend: str | None = None
+    channel: Channel | None = None
+    timeout: timedelta | None = None
+    is_owned: bool = False
+
+    @property
+    def distributed_type(self) -> DistributedType:
+        """`NO` on its own, else by the kind of device."""
+        return DistributedType.NO if self.channel is None else self.kind.distributed_type
+
+
+_job: Job | None = None
+_generation = 0
+_stores: dict[str, dist.Store] = {}
+
+
+def current_job() -> Job:
+    """The job, made with what the environment says if there is none yet."""
+    return _job if _job is not None and _is_usable(_job) else start_job()
+
+
+def known_job() -> Job | None:
+    """The job if it was started already; never makes one."""
+    return _job
+
+
+def start_job(cpu: bool = False, **init_kwargs: Any) -> Job:
+    """Find this process's place, and make or adopt the process group if a launcher started it.
+
+    Args:
+        cpu: ignore accelerators; False leaves it to the settings.
+        init_kwargs: as of `torch.distributed.init_process_group`: backend, init_method, timeout, …
+
+    Raises:
+        ProcessGroupError: the ranks cannot meet, or a setting does not fit a CPU half.
+        SettingError: the job runs already, on another device than asked for.
+        DeviceError: no device for this rank.
+    """
+    global _job, _generation
+    if _job is not None and _is_usable(_job):
+        _check_same(_job, cpu, init_kwargs)
+        return _job
+    topology = Topology.from_env()
+    kind, device = _find_device(cpu, topology)
+    if not (has_group() or topology.is_distributed):
+        _job = Job(topology=topology, device=device, kind=kind)
+        return _job
+    _generation += 1
+    is_owned = not has_group()
+    backend = init_kwargs.pop("backend", None) or kind.backend
+    timeout = init_kwargs.pop("timeout", None) or _default_timeout(backend)
+    if is_owned:
+        _initialise(topology, device, kind, backend, timeout, init_kwargs)
+        atexit.register(end_job)
+    channel = _open_channel(kind, backend, timeout)
+    if not is_owned:
+        topology = _adopted_topology(topology, channel)
+        device = choose_device(kind, topology.local_rank) if setting("torch_device") is None else device
+    _job = Job(
+        topology=topology,
+        device=device,
+        kind=kind,
+        backend=backend,
+        channel=channel,
+        timeout=timeout,
+        is_owned=is_owned,
+    )
+    return _job
+
+
+def forget_job() -> None:
+    """Forget a job without a process group, so that the next one may be set up differently; others stay."""
+    global _job
+    if _job is not None and _job.channel is None:
+        _job = None
+
+
+def has_group() -> bool:
+    """Whether torch's default process group exists."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def end_job(group: Any = None) -> None:
+    """Destroy torch's process group, or only the sub-group that is given; the next use makes a new one."""
+    global _job
+    job = _job
+    if not has_group():
+        _job = None
+        return
+    if group is not None:
+        dist.destroy_process_group(group)
+        return
+    if job is not None and job.channel is not None and os.getpid() == job.channel.pid:
+        job.channel.say_goodbye(GOODBYE_S)
+    _job = None
+    dist.destroy_process_group()
+
+
+def _is_usable(job: Job) -> bool:
+    return job.channel is None or has_group()
+
+
+def _check_same(job: Job, cpu: bool, init_kwargs: dict[str, Any]) -> None:
+    if cpu and job.device.type != "cpu":
+        raise SettingError(
+            f"cpu=True was asked for, but this process already runs on {job.device}. Ask for it where the first state "
+            "or Accelerator is made, or call PartialState._reset_state() before"
+        )
+    timeout = init_kwargs.get("timeout")
+    if timeout is not None and job.timeout is not None and timeout != job.timeout:
+        warnings.warn(
+            f"the process group exists already, with a time-out of {job.timeout}; {timeout} has no effect. Give it "
+            "where the first state or Accelerator is made",
+            stacklevel=4,
+        )
+
+
+def _find_device(cpu: bool, topology: Topology) -> tuple[DeviceKind, torch.device]:
+    is_cpu = setting("cpu", True if cpu else UNSET)
+    named = setting("torch_device")
+    if named is not None and not is_cpu:
+        device = torch.device(named)
+        return device_kind(device), device
+    kind = detect_kind(is_cpu)
+    if kind.backend is None and topology.world_size > 1:  # ranks on mps have nothing to talk over
+        kind = BY_NAME["cpu"]
+    device = choose_device(kind, topology.local_rank) if topology.is_distributed else torch.device(kind.name)
+    return kind, device
+
+
+def _default_timeout(backend: str | None) -> timedelta:
+    seconds = setting("process_group_timeout_s")
+    if seconds is not None:
+        return timedelta(seconds=seconds)
+    return NCCL_TIMEOUT if backend == "nccl" else OTHER_TIMEOUT
+
+
+def _mixed_backend(kind: DeviceKind, backend: str | None) -> str:
+    """`cpu:gloo,cuda:nccl`: a CPU half beside the device's backend."""
+    if backend is None or kind.name == "cpu":
+        return "cpu:gloo"
+    return backend if ":" in backend else f"cpu:gloo,{kind.name}:{backend}"
+
+
+def _initialise(
+    topology: Topology,
+    device: torch.device,
+    kind: DeviceKind,
+    backend: str | None,
+    timeout: timedelta,
+    init_kwargs: dict[str, Any],
+) -> None:
+    if timeout <= timedelta(0):
+        raise ProcessGroupError(f"a time-out of {timeout} lets no collective finish; give one above zero")
+    if kind.name == "cpu" and backend == "nccl":
+        raise ProcessGroupError("backend='nccl' cannot carry tensors of the CPU; leave it out, or use 'gloo'")
+    if kind.name != "cpu":
+        kind.set_device(device)
+    url = init_kwargs.pop("init_method", None) or "env://"
+    where = f"{topology.master_address}:{topology.master_port}" if url == "env://" else url
+    try:
+        dist.init_process_group(
+            backend=backend if kind.name == "cpu" else _mixed_backend(kind, backend),
+            timeout=timeout,
+            rank=topology.rank,
+            world_size=topology.world_size,
+            store=dist.PrefixStore(f"accel/init/{_generation}", _meet(url, topology, timeout)),
+            **init_kwargs,
+        )
+    except (RuntimeError, ValueError) as error:  # torch's network and time-out errors are RuntimeErrors
+        raise ProcessGroupError(
+            f"rank {topology.rank} of {topology.world_size} could not join the others at {where}: {error}. Check that "
+            "rank 0 runs, that the port is free there and can be reached, and that all ranks were given one world size"
+        ) from error
+
+
+def _meet(url: str, topology: Topology, timeout: timedelta) -> dist.Store:
+    """The store of the job. It outlives process groups: one made after another was destroyed finds it again, where a
+    new one could still reach the old one's host, which is about to go."""
+    if url not in _stores:
+        _stores[url], _, _ = next(rendezvous(url, topology.rank, topology.world_size, timeout=timeout))
+        _stores[url].set_timeout(timeout)
+    return _stores[url]
+
+
+def _open_channel(kind: DeviceKind, backend: str | None, timeout: timedelta) -> Channel:
+    group = dist.new_group(backend=_mixed_backend(kind, backend), timeout=timeout)
+    assert group is not None  # every rank is a member
+    world = dist.group.WORLD
+    assert world is not None
+    store = dist.PrefixStore(f"accel/{_generation}", world.get_group_store())
+    return Channel(group, store, dist.get_rank(), dist.get_world_size(), timeout)
+
+
+def _adopted_topology(topology: Topology, channel: Channel) -> Topology:
+    """The place in a group that somebody else made; without a launcher's variables, machines are told by host name."""
+    if topology.is_distributed and topology.world_size == channel.world_size:
+        return topology
+    hosts = channel.exchange_objects("adopt process group", socket.gethostname())
+    nodes = list(dict.fromkeys(hosts))
+    here = [rank for rank, host in enumerate(hosts) if host == hosts[channel.rank]]
+    return Topology(
+        rank=channel.rank,
+        world_size=channel.world_size,
+        local_rank=here.index(channel.rank),
+        local_world_size=len(here),
+        node_rank=nodes.index(hosts[channel.rank]),
+        num_nodes=len(nodes),
+        master_address=nodes[0],
+        master_port=0,
+    )

@@ -1,0 +1,62 @@
+"""One process's part of a list, tuple, dict, tensor or data set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+
+def part_bounds(length: int, process_index: int, num_processes: int) -> tuple[int, int]:
+    """Start and end of a contiguous part; the first parts are one longer where it does not divide."""
+    each, longer = divmod(length, num_processes)
+    start = process_index * each + min(process_index, longer)
+    return start, start + each + (process_index < longer)
+
+
+def split_part(inputs: Any, process_index: int, num_processes: int, apply_padding: bool = False) -> Any:
+    """The part of `inputs` that belongs to one process, of the same type.
+
+    Args:
+        inputs: a list, tuple, tensor, data set with `select`, or a dict of them, all of one length; anything else is
+            returned whole.
+        process_index: whose part.
+        num_processes: how many parts.
+        apply_padding: repeat the last element so that all parts are equally long.
+
+    Raises:
+        ValueError: the values of a dict differ in length; names keys and lengths.
+    """
+    if num_processes == 1:
+        return inputs
+    if isinstance(inputs, Mapping):
+        lengths = {key: len(value) for key, value in inputs.items()}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(
+                f"the values of a dict are split together, so they need the same length; these have {lengths}"
+            )
+        parts = {key: split_part(value, process_index, num_processes, apply_padding) for key, value in inputs.items()}
+        return parts if type(inputs) is dict else type(inputs)(parts)  # type: ignore[call-arg]
+    if not _is_divisible(inputs):
+        return inputs
+    length = len(inputs)
+    start, end = part_bounds(length, process_index, num_processes)
+    missing = -(-length // num_processes) - (end - start) if apply_padding and length else 0
+    return _take(inputs, start, end, missing)
+
+
+def _is_divisible(inputs: Any) -> bool:
+    if isinstance(inputs, torch.Tensor):
+        return inputs.ndim > 0
+    return isinstance(inputs, (list, tuple)) or hasattr(inputs, "select")
+
+
+def _take(inputs: Any, start: int, end: int, missing: int) -> Any:
+    if isinstance(inputs, torch.Tensor):
+        part = inputs[start:end]
+        return torch.cat([part, inputs[-1:].expand(missing, *inputs.shape[1:])]) if missing else part
+    if isinstance(inputs, (list, tuple)):
+        part = inputs[start:end]  # of a named tuple a plain one: its fields would no longer fit
+        return part + type(part)([inputs[-1]]) * missing
+    return inputs.select([*range(start, end), *[len(inputs) - 1] * missing])
