@@ -180,7 +180,7 @@ def test_a_registered_dataclass_comes_back():
     codecs = [dataclass_codec(Config)]
     back = round_trip({"config": Config(0.1, (1, 2), torch.ones(2))}, codecs)["config"]
     assert (back.rate, back.layers, back.weight.tolist()) == (0.1, (1, 2), [1, 1])
-    with pytest.raises(CheckpointError, match="is a .*Config"):
+    with pytest.raises(CheckpointError, match=r"is a .*Config"):
         round_trip(back)
 
 

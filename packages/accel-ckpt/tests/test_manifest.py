@@ -54,7 +54,9 @@ def test_it_comes_back(tmp_path):
 @given(names, names)
 def test_harmless_names_come_back(tmp_path_factory, file_name, object_name):
     path = tmp_path_factory.mktemp("m") / "m.json"
-    written = manifest(files={f"extra/{file_name}": FILE}, objects={object_name: ObjectEntry(kind="stateful", type="X")})
+    written = manifest(
+        files={f"extra/{file_name}": FILE}, objects={object_name: ObjectEntry(kind="stateful", type="X")}
+    )
     path.write_bytes(dump_manifest(written))
     back = read_manifest(path)
     assert list(back.files) == [f"extra/{file_name}"]

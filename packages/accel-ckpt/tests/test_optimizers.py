@@ -122,7 +122,12 @@ def test_groups_keep_their_hyperparameters(tmp_path):
 def test_several_models_and_optimizers(tmp_path):
     def make():
         left, right = net(), net()
-        return left, right, torch.optim.Adam([*left.parameters(), *right.parameters()]), torch.optim.SGD(right.parameters())
+        return (
+            left,
+            right,
+            torch.optim.Adam([*left.parameters(), *right.parameters()]),
+            torch.optim.SGD(right.parameters()),
+        )
 
     left, right, both, one = make()
     update(left, both)
@@ -145,7 +150,10 @@ def test_parameters_of_no_saved_model_go_by_their_place(tmp_path):
     model, free = net(), nn.Parameter(torch.ones(2))
     fresh = torch.optim.Adam([*model.parameters(), free])
     load_checkpoint(tmp_path / "c", {"model": model, "optimizer": fresh})
-    assert fresh.state[free]["exp_avg"].tolist() == optimizer.state[optimizer.param_groups[0]["params"][4]]["exp_avg"].tolist()
+    assert (
+        fresh.state[free]["exp_avg"].tolist()
+        == optimizer.state[optimizer.param_groups[0]["params"][4]]["exp_avg"].tolist()
+    )
 
 
 def test_differences_are_listed(tmp_path):

@@ -105,5 +105,5 @@ def test_byte_forms_with_a_wrong_size_are_found_out(tmp_path):
 
 
 def test_a_lazy_parameter_cannot_be_stored():
-    with pytest.raises(CheckpointError, match="net.weight is a .*UninitializedParameter"):
+    with pytest.raises(CheckpointError, match=r"net\.weight is a .*UninitializedParameter"):
         check_storable(UninitializedParameter(), "net.weight")

@@ -13,14 +13,12 @@ from accel_state.errors import CheckpointCorruptError, CheckpointError, Checkpoi
 
 from .codec import Codec
 from .commit import real_directory, remove_checkpoint
-from .durable import os_reason
 from .load import load_checkpoint
 from .manifest import manifest_path, read_manifest
 from .ranks import current_world, from_main
 from .retention import CheckpointInfo, Keep
 from .save import SaveHandle, save_checkpoint, save_in_background
 from .snapshot import CopyBuffers
-
 
 
 class Checkpointer:
@@ -37,7 +35,12 @@ class Checkpointer:
     """
 
     def __init__(
-        self, directory: str | os.PathLike[str], keep: Keep | None = None, *, codecs: Sequence[Codec] = (), prefix: str = "step-"
+        self,
+        directory: str | os.PathLike[str],
+        keep: Keep | None = None,
+        *,
+        codecs: Sequence[Codec] = (),
+        prefix: str = "step-",
     ) -> None:
         self.directory = real_directory(directory)
         self.keep = keep
@@ -176,8 +179,8 @@ class Checkpointer:
                 continue
             try:
                 remove_checkpoint(info.path)
-            except OSError as error:
-                warnings.warn(f"cannot remove {info.path}: {os_reason(error)}", RuntimeWarning, stacklevel=3)
+            except (OSError, CheckpointError) as error:
+                warnings.warn(f"cannot remove {info.path}: {error}", RuntimeWarning, stacklevel=3)
 
 
 def list_checkpoints(directory: str | os.PathLike[str], prefix: str) -> list[CheckpointInfo]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from accel_state.errors import CheckpointError
 
 from .durable import flush_directory, make_directories, os_reason
-from .manifest import Manifest, manifest_path, read_manifest
+from .manifest import Manifest, read_manifest
 from .names import JOURNAL_NAME, MANIFEST_NAME, OWNER_NAME, STAGING_MARK, TRASH_MARK
 from .owner import Alive, claim, describe_owner, release, take_over
 
@@ -215,7 +215,7 @@ def _left_alone_if_impossible(path: Path) -> Iterator[None]:
         yield
     except FileNotFoundError:
         return  # another process removes it at the same time
-    except OSError as error:
+    except (OSError, CheckpointError) as error:
         warnings.warn(f"cannot remove {path}, left by an interrupted save: {error}", RuntimeWarning, stacklevel=2)
 
 
@@ -253,10 +253,11 @@ def remove_checkpoint(directory: Path) -> None:
     """Remove a committed checkpoint of ours; what else lies in its directory stays, and so does the directory then.
 
     Raises:
-        CheckpointError: it has no readable manifest, so nothing tells which files are ours.
+        CheckpointError: it has no readable manifest, so nothing tells which files are ours; or it is being replaced.
         OSError: as the system reports it.
     """
-    manifest = read_manifest(manifest_path(directory) or directory / MANIFEST_NAME)
+    finish_journal(directory)
+    manifest = read_manifest(directory / MANIFEST_NAME)
     ours = {*manifest.files, MANIFEST_NAME, OWNER_NAME}
     present = {
         Path(path, name).relative_to(directory).as_posix() for path, _, names in os.walk(directory) for name in names

@@ -97,6 +97,16 @@ def killed_at(number: int, action: Callable[[], object]) -> bool:
     return _wait(_fork(child)) == -signal.SIGKILL
 
 
+def in_child(action: Callable[[], object]) -> None:
+    """Run an action in a forked child, for what cannot be undone in a process.
+
+    Raises:
+        RuntimeError: the action failed; its traceback is on standard error.
+    """
+    if code := _wait(_fork(action)):
+        raise RuntimeError(f"the child was ended by signal {-code}")
+
+
 def killed_after(seconds: float, action: Callable[[], object]) -> bool:
     """Run an action in a forked child that is killed with -9 after a time; whether it was still running then."""
     pid = _fork(action)
