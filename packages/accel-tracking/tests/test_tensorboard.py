@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
@@ -69,8 +68,7 @@ def test_the_configuration_reads_back_from_the_run_and_from_its_file(tracker: Te
     assert shown["amp"].number_value == 1
     assert shown["hf_token"].string_value == "***"
     assert events.Scalars("loss")[0].value == 1.0
-    stored = (tracker.directory / "hparams.yml").read_text()
-    assert json.loads(stored) == yaml.safe_load(stored) == config | {"hf_token": "***"}
+    assert json.loads((tracker.directory / "hparams.yml").read_text()) == config | {"hf_token": "***"}
     assert [path.name for path in tracker.directory.iterdir() if path.is_dir()] == []
 
 
