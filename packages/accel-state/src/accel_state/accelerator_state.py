@@ -108,13 +108,11 @@ class AcceleratorState:
     def _check_same(self, mixed_precision: str | None, cpu: bool) -> None:
         if mixed_precision is not None and mixed_precision != self.mixed_precision:
             raise SettingError(
-                f"the current Accelerator has mixed_precision={self.mixed_precision!r}; AcceleratorState(mixed_precision"
-                f"={mixed_precision!r}) cannot change it. Pass it to a new Accelerator: several may live side by side"
+                f"the current Accelerator has mixed_precision={self.mixed_precision!r}, which mixed_precision="
+                f"{mixed_precision!r} cannot change. Pass it to a new Accelerator: several may live side by side"
             )
         if cpu and self.device.type != "cpu":
-            raise SettingError(
-                f"the current Accelerator runs on {self.device}; AcceleratorState(cpu=True) cannot move it"
-            )
+            raise SettingError(f"the current Accelerator runs on {self.device}, which cpu=True cannot change")
 
     def __getattr__(self, name: str) -> Any:  # only for what is not there
         if name in AcceleratorState.__annotations__ or name in ("_mixed_precision", "fork_launched"):
@@ -172,7 +170,7 @@ class AcceleratorState:
         selected = self.get_deepspeed_plugin(name or "")
         for key, plugin in (self.deepspeed_plugins or {}).items():
             if key != name and hasattr(plugin, "_unselect"):
-                plugin._unselect()
+                plugin._unselect()  # noqa: SLF001  (the peer's protocol between state and plugin)
         self._deepspeed_name = name
         selected.select(_from_accelerator_state=True)
 
@@ -236,7 +234,7 @@ class AcceleratorState:
             vars(current).clear()
         AcceleratorState._current = None
         if reset_partial_state:
-            PartialState._reset_state()
+            PartialState._reset_state()  # noqa: SLF001  (named by the peer; clients call it)
 
     def __repr__(self) -> str:
         return f"{PartialState()!r}\nMixed precision type: {self.mixed_precision}\n"
@@ -244,7 +242,7 @@ class AcceleratorState:
 
 def is_initialized() -> bool:
     """Whether an Accelerator lives."""
-    return AcceleratorState._live() is not None
+    return AcceleratorState._live() is not None  # noqa: SLF001
 
 
 def _by_name(deepspeed_plugin: Any) -> dict[str, Any] | None:

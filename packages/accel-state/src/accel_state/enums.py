@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 
-class DistributedType(str, Enum):
+class DistributedType(str, Enum):  # noqa: UP042  (its text is `DistributedType.NO`, as the peer's)
     """What the processes of a job are and how they work together."""
 
     NO = "NO"
@@ -24,7 +24,7 @@ class DistributedType(str, Enum):
     MEGATRON_LM = "MEGATRON_LM"
 
 
-class RNGType(str, Enum):
+class RNGType(str, Enum):  # noqa: UP042
     """The random number generators that can be made equal on all ranks."""
 
     TORCH = "torch"

@@ -70,7 +70,7 @@ def _wait_for(channel: Channel, key: str, first: int, name: str) -> str:
     while True:
         try:
             channel.store.wait([key], _SLICE)
-            return channel.store.get(key).decode()
+            return str(channel.store.get(key), errors="replace")
         except RuntimeError as error:
             if not _is_slice_over(error):
                 raise ProcessGroupError(

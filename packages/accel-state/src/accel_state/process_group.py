@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # public, though not listed
 from torch.distributed.rendezvous import rendezvous
 
 from accel_state.collectives.channel import Channel
@@ -60,7 +61,7 @@ class Job:
 
 _job: Job | None = None
 _generation = 0
-_stores: dict[str, dist.Store] = {}
+_stores: dict[str, Store] = {}
 
 
 def current_job() -> Job:
@@ -213,7 +214,7 @@ def _initialise(
             timeout=timeout,
             rank=topology.rank,
             world_size=topology.world_size,
-            store=dist.PrefixStore(f"accel/init/{_generation}", _meet(url, topology, timeout)),
+            store=PrefixStore(f"accel/init/{_generation}", _meet(url, topology, timeout)),
             **init_kwargs,
         )
     except (RuntimeError, ValueError) as error:  # torch's network and time-out errors are RuntimeErrors
@@ -223,7 +224,7 @@ def _initialise(
         ) from error
 
 
-def _meet(url: str, topology: Topology, timeout: timedelta) -> dist.Store:
+def _meet(url: str, topology: Topology, timeout: timedelta) -> Store:
     """The store of the job. It outlives process groups: one made after another was destroyed finds it again, where a
     new one could still reach the old one's host, which is about to go."""
     if url not in _stores:
@@ -237,7 +238,7 @@ def _open_channel(kind: DeviceKind, backend: str | None, timeout: timedelta) -> 
     assert group is not None  # every rank is a member
     world = dist.group.WORLD
     assert world is not None
-    store = dist.PrefixStore(f"accel/{_generation}", world.get_group_store())
+    store = PrefixStore(f"accel/{_generation}", world.get_group_store())
     return Channel(group, store, dist.get_rank(), dist.get_world_size(), timeout)
 
 

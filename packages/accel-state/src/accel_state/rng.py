@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
 import random
-import sys
 import warnings
 from collections.abc import Iterable
 from typing import Any
@@ -181,10 +181,7 @@ def _restore_kind(name: str, saved: list[torch.Tensor]) -> list[str]:
 
 def _numpy() -> Any:
     """numpy where torch has it, else None; never a reason to fail."""
-    if "numpy" in sys.modules:
-        return sys.modules["numpy"]
     try:
-        import numpy
+        return importlib.import_module("numpy")
     except ImportError:
         return None
-    return numpy

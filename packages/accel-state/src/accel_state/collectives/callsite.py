@@ -6,8 +6,17 @@ import sys
 from types import FrameType
 
 _OURS = frozenset(
-    ("accel", "accel_state", "accel_data", "accel_precision", "accel_parallel", "accel_ckpt", "accel_tracking")
-    + ("accel_launch", "contextlib")
+    {
+        "accel",
+        "accel_state",
+        "accel_data",
+        "accel_precision",
+        "accel_parallel",
+        "accel_ckpt",
+        "accel_tracking",
+        "accel_launch",
+        "contextlib",
+    }
 )
 
 

@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
+from torch.distributed import Store  # type: ignore[attr-defined]  # public, though not listed
 
 from accel_state.collectives.callsite import call_site
 from accel_state.errors import CollectiveMismatchError, ProcessGroupError
@@ -59,9 +60,7 @@ class Channel:
         timeout: of each collective.
     """
 
-    def __init__(
-        self, group: dist.ProcessGroup, store: dist.Store, rank: int, world_size: int, timeout: timedelta
-    ) -> None:
+    def __init__(self, group: dist.ProcessGroup, store: Store, rank: int, world_size: int, timeout: timedelta) -> None:
         self.group = group
         self.store = store
         self.rank = rank

@@ -11,6 +11,8 @@ from accel_state.collectives.trees import children, unsupported_leaf
 
 ALIGNMENT = 16  # bytes: complex128, the widest dtype, needs it for a view
 
+_BRACKETS: dict[type, tuple[str, str]] = {dict: ("{", "}"), list: ("[", "]"), tuple: ("(", ")")}
+
 Shape = Callable[[torch.Tensor], str]
 
 
@@ -44,8 +46,8 @@ def _describe(node: Any, path: str, operation: str, shape: Shape, leaves: list[t
     if isinstance(node, torch.Tensor):
         if node.layout != torch.strided or node.is_quantized:
             raise TypeError(
-                f"{operation}: the tensor at {path or 'the top'} has layout {node.layout}; only dense ones can be sent: "
-                "use .to_dense() or send its parts"
+                f"{operation}: the tensor at {path or 'the top'} has layout {node.layout}, but only dense ones can be "
+                "sent: use .to_dense() or send its parts"
             )
         leaves.append(node)
         place = "" if node.device.type == "cpu" else f" on {node.device.type}"
@@ -59,10 +61,8 @@ def _describe(node: Any, path: str, operation: str, shape: Shape, leaves: list[t
         else _describe(value, f"{path}[{key}]", operation, shape, leaves)
         for key, value in found
     ]
-    if type(node) in (dict, list, tuple):
-        opening, closing = {dict: "{}", list: "[]", tuple: "()"}[type(node)]
-        return f"{opening}{', '.join(inner)}{closing}"
-    return f"{type(node).__name__}({', '.join(inner)})"
+    opening, closing = _BRACKETS.get(type(node)) or (f"{type(node).__name__}(", ")")
+    return f"{opening}{', '.join(inner)}{closing}"
 
 
 def as_bytes(leaf: torch.Tensor) -> torch.Tensor:

@@ -40,7 +40,7 @@ def honor_type(obj: Any, generator: Iterable[Any]) -> Any:
 
 def children(node: Any) -> list[tuple[Any, Any]] | None:
     """Keys and values of a container, or None for a leaf."""
-    if isinstance(node, torch.Tensor) or isinstance(node, TensorInformation):
+    if isinstance(node, (torch.Tensor, TensorInformation)):
         return None
     if isinstance(node, Mapping):
         return list(node.items())
@@ -126,8 +126,8 @@ def recursively_apply(
 def unsupported_leaf(path: str, leaf: Any, operation: str) -> str:
     """The message for a leaf that an operation cannot take."""
     return (
-        f"{operation}: the data has a {type(leaf).__name__} at {path or 'its top'} ({leaf!r:.60}); allowed are tensors, "
-        "nested in dicts, lists, tuples and dataclasses. Use gather_object or broadcast_object_list for other values"
+        f"{operation}: the data has a {type(leaf).__name__} at {path or 'its top'} ({leaf!r:.60}); allowed are tensors "
+        "in dicts, lists, tuples and dataclasses. Use gather_object or broadcast_object_list for other values"
     )
 
 
@@ -153,10 +153,7 @@ def _moved(data: Any, device: torch.device, non_blocking: bool, skipped: Sequenc
     if isinstance(data, torch.Tensor):
         return data.to(device, non_blocking=non_blocking)
     if isinstance(data, Mapping):
-        kept = {
-            key: value if key in skipped else _moved(value, device, non_blocking, skipped)
-            for key, value in data.items()
-        }
+        kept = {k: v if k in skipped else _moved(v, device, non_blocking, skipped) for k, v in data.items()}
         return _like_mapping(data, kept)
     if isinstance(data, (list, tuple)):
         return honor_type(data, [_moved(value, device, non_blocking, skipped) for value in data])
