@@ -101,7 +101,7 @@ def start_job(cpu: bool = False, **init_kwargs: Any) -> Job:
     timeout = init_kwargs.pop("timeout", None) or _default_timeout(backend)
     if is_owned:
         _initialise(topology, device, kind, backend, timeout, init_kwargs)
-        atexit.register(end_job)
+        atexit.register(_leave)
     channel = _open_channel(kind, backend, timeout)
     if not is_owned:
         topology = _adopted_topology(topology, channel)
@@ -133,17 +133,23 @@ def has_group() -> bool:
 def end_job(group: Any = None) -> None:
     """Destroy torch's process group, or only the sub-group that is given; the next use makes a new one."""
     global _job
-    job = _job
     if not has_group():
         _job = None
         return
     if group is not None:
         dist.destroy_process_group(group)
         return
-    if job is not None and job.channel is not None and os.getpid() == job.channel.pid:
-        job.channel.say_goodbye(GOODBYE_S)
     _job = None
     dist.destroy_process_group()
+
+
+def _leave() -> None:
+    """At exit: end our group first, so that ranks that still wait in a collective notice, then let the others go."""
+    job = _job
+    if job is None or job.channel is None or os.getpid() != job.channel.pid:
+        return
+    end_job()
+    job.channel.say_goodbye(GOODBYE_S)
 
 
 def _is_usable(job: Job) -> bool:

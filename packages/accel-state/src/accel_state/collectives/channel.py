@@ -21,6 +21,7 @@ import pickle
 import struct
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NoReturn
@@ -259,16 +260,14 @@ class Channel:
         return {rank for rank, key in enumerate(keys) if self.store.check([key])}
 
     def say_goodbye(self, limit_s: float) -> None:
-        """Before leaving: ranks that may still read the store keep its host (rank 0) for up to `limit_s`."""
-        if self._broken is not None:
+        """At exit: ranks that may still read the store keep its host (rank 0) for up to `limit_s`."""
+        if self._broken is not None or os.getpid() != self.pid:
             return
-        try:
+        with suppress(RuntimeError):  # a rank died without a word, or the host left: nobody is kept waiting for it
             self.store.set(f"bye/{self.rank}", "")
             if self.rank == 0:
                 keys = [f"bye/{rank}" for rank in range(self.world_size)]
                 self.store.wait(keys, timedelta(seconds=limit_s))
-        except RuntimeError:
-            self._broken = "its ranks left"  # a rank died without a word: nobody is kept waiting for it
 
 
 def _dump(value: Any) -> torch.Tensor:

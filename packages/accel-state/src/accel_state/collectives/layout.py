@@ -49,6 +49,10 @@ def _describe(node: Any, path: str, operation: str, shape: Shape, leaves: list[t
                 f"{operation}: the tensor at {path or 'the top'} has layout {node.layout}, but only dense ones can be "
                 "sent: use .to_dense() or send its parts"
             )
+        if hasattr(node, "full_tensor"):
+            raise TypeError(
+                f"{operation}: the tensor at {path or 'the top'} is a DTensor; send .full_tensor() or .to_local() of it"
+            )
         leaves.append(node)
         place = "" if node.device.type == "cpu" else f" on {node.device.type}"
         return f"{str(node.dtype)[6:]}{shape(node)}{place}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import io
+import marshal
 import os
 import pickle
 import shutil
@@ -13,11 +15,12 @@ import sys
 import tempfile
 import threading
 import time
+from collections import ChainMap
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import CodeType, ModuleType
+from typing import Any, ClassVar
 
 import cloudpickle
 
@@ -184,14 +187,25 @@ def run_ranks(
 _default_pool = RankPool()
 
 
+class _Pickler(cloudpickle.Pickler):
+    """Keeps file names in code, for tracebacks and call sites; cloudpickle replaces them."""
+
+    dispatch_table: ClassVar[Any] = ChainMap(
+        {CodeType: lambda code: (marshal.loads, (marshal.dumps(code),))},
+        cloudpickle.Pickler.dispatch_table,
+    )
+
+
 def _pickled(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
     """By value where the function's module is not one that a rank could import (a test file)."""
     module = sys.modules.get(getattr(fn, "__module__", "") or "")
     by_value = module is not None and module.__name__ != "__main__" and not _is_installed(module)
     if module is not None and by_value:
         cloudpickle.register_pickle_by_value(module)
+    buffer = io.BytesIO()
     try:
-        return cloudpickle.dumps((fn, args, kwargs))  # type: ignore[no-any-return]
+        _Pickler(buffer).dump((fn, args, kwargs))
+        return buffer.getvalue()
     finally:
         if module is not None and by_value:
             cloudpickle.unregister_pickle_by_value(module)

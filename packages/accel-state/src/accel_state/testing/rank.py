@@ -30,7 +30,7 @@ def run(folder: Path, rank: int) -> int:
     (folder / f"result-{rank}.part").write_bytes(outcome)
     (folder / f"result-{rank}.part").rename(folder / f"result-{rank}")
     if code == 0:
-        atexit._run_exitfuncs()  # as at the end of a program: the process group says goodbye
+        atexit._run_exitfuncs()  # noqa: SLF001  # as at the end of a program: the process group says goodbye
     return code
 
 

@@ -31,7 +31,8 @@ def serve(connection: socket.socket) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the test process, which then ends this one
     running: dict[int, int] = {}
     while True:
-        ready, _, _ = select.select([connection, wakeup_read], [], [])
+        sources: list[Any] = [connection, wakeup_read]
+        ready, _, _ = select.select(sources, [], [])
         if wakeup_read in ready:
             os.read(wakeup_read, 4096)
             _reap(running, connection)
@@ -98,7 +99,6 @@ def _settle(rank: int, request: dict[str, Any]) -> None:
     os.environ.update(request["environment"], RANK=str(rank), LOCAL_RANK=str(rank))
     os.chdir(request["working_directory"])
     sys.path[:] = request["path"]
-    gc.unfreeze()
 
 
 def die_with_parent() -> None:
