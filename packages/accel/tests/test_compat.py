@@ -205,7 +205,7 @@ def test_tqdm_is_a_function_and_a_module(run: Run, imports: str) -> None:
         import accel.compat
         accel.compat.install()
         {imports.replace("; ", chr(10) + "        ")}
-        assert list(tqdm(range(3), disable=True)) == [0, 1, 2]
+        assert list(tqdm(range(3), main_process_only=False, disable=True)) == [0, 1, 2]
         from accelerate.utils.tqdm import tqdm
     """
     run(code)

@@ -17,8 +17,9 @@ def tqdm(*args: Any, main_process_only: bool = True, **kwargs: Any) -> Any:
     """
     from tqdm.auto import tqdm as auto
 
-    from accel_state import PartialState
+    if main_process_only:
+        from accel_state import PartialState
 
-    if main_process_only and not PartialState().is_local_main_process:
-        kwargs["disable"] = True
+        if not PartialState().is_local_main_process:
+            kwargs["disable"] = True
     return auto(*args, **kwargs)
