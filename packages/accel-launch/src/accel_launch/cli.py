@@ -41,6 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except AccelError as error:
         print(f"accel {arguments.command}: error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
 
 
 def _register(commands: Mapping[str, str], subparsers: Any) -> None:

@@ -59,7 +59,8 @@ def resolve_config(
     settings = {}
     for row in all_settings():
         found = resolve(row.key, flags.get(row.key), environ=environ)
-        settings[row.key] = found._replace(origin=f"flag {row.flags[0]}") if found.origin == "argument" else found
+        is_flag = found.origin == "argument" and row.flags
+        settings[row.key] = found._replace(origin=f"flag {row.flags[0]}") if is_flag else found
     _check_target(target)
     _check_machines(settings)
     _check_gpu_request(settings)
@@ -73,7 +74,7 @@ def show(settings: Mapping[str, Resolved], key: str) -> str:
     value, origin = settings[key]
     if origin.startswith("environment "):
         return f"{origin.split()[1]}={str(value).lower() if value is True else value}"
-    return f"{find_setting(key).flags[0]}{'' if value is True else f' {value}'}"
+    return f"{(*find_setting(key).flags, key)[0]}{'' if value is True else f' {value}'}"
 
 
 def _check_target(target: Target) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from accel_launch.config import Target, resolve_config
 from accel_launch.parser import CommandParser, add_settings
 from accel_launch.plan import make_plan
+from accel_state.errors import LaunchError
 from accel_state.settings.table import SECTIONS
 
 DESCRIPTION = """Run a script in one process per device, or in as many processes as you say.
@@ -39,9 +40,10 @@ def launch_command_parser(subparsers: Any = None) -> argparse.ArgumentParser:
     for title, settings in SECTIONS:
         add_settings(parser, title, settings)
     parser.add_argument("training_script", metavar="script", help="path of the script")
-    parser.add_argument(
+    arguments = parser.add_argument(
         "training_script_args", metavar="arguments", nargs=argparse.REMAINDER, help="handed to the script as they are"
     )
+    arguments.required = False  # argparse would name them, too, where the script is missing
     parser.set_defaults(func=launch_command, debug=None)
     return parser
 
@@ -56,6 +58,8 @@ def launch_command(args: argparse.Namespace) -> None:
     target = Target(args.training_script, tuple(args.training_script_args), bool(args.module), bool(args.no_python))
     flags = {key: value for key, value in vars(args).items() if value is not False}  # a switch that was not given
     plan = make_plan(resolve_config(target, flags))
+    if args.json and not args.dry_run:
+        raise LaunchError("--json prints what --dry-run would: give both")
     if args.dry_run:
         print(_json(plan.as_dict()) if args.json else plan.as_text())
         return

@@ -26,8 +26,10 @@ class Port:
 
     def __init__(self, address: str, number: int | None) -> None:
         self._name = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket = socket.socket()
         try:
             family, kind, protocol, _, place = socket.getaddrinfo(address, number or 0, type=socket.SOCK_STREAM)[0]
+            self._socket.close()
             self._socket = socket.socket(family, kind, protocol)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._socket.bind(place)
@@ -35,6 +37,7 @@ class Port:
             if sys.platform == "linux":
                 self._name.bind(f"\0accel-launch-port-{self.number}")
         except OSError as error:
+            self.close()
             raise LaunchError(_explain(error, address, number)) from None
 
     def close(self) -> None:

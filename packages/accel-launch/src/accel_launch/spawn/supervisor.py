@@ -1,20 +1,18 @@
-"""Start all ranks of this machine, pass their stderr on, and see to it that all of them end."""
+"""Start all ranks of this machine, pass on what they write, and see to it that all of them end."""
 
 from __future__ import annotations
 
 import os
-import select
-import selectors
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from accel_launch.plan import LaunchPlan, RankPlan
-from accel_launch.spawn.child import Child, copy_window_size
+from accel_launch.spawn.child import Child
 from accel_launch.spawn.guard import Guard
 from accel_launch.spawn.port import Port
+from accel_launch.spawn.relay import Relay
 from accel_launch.spawn.report import exit_code, failure_message, first_failure, shell_code
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -56,12 +54,12 @@ class _Run:
         self.plan = plan
         self.guard = guard
         self.wakeup = wakeup
+        self.relay = Relay()
         self.children: list[Child] = []
         self.interrupted_by: signal.Signals | None = None
         self.is_stopping = False  # the ranks were asked to end
-        self.deadline_s: float | None = None  # on the monotonic clock, for those that were
-        self.selector = selectors.DefaultSelector()
-        self.selector.register(wakeup, selectors.EVENT_READ)
+        self.is_impatient = False  # a second Ctrl-C
+        self.deadline_s: float | None = None  # on the monotonic clock, for those that were asked
 
     def start(self, port: int | None) -> None:
         environ = {name: text for name, text in os.environ.items() if name not in self.plan.removed}
@@ -69,44 +67,54 @@ class _Run:
         for rank in self.plan.ranks:
             if port is not None:
                 rank = RankPlan(rank.rank, rank.command, {**rank.environment, "MASTER_PORT": str(port)})
-            child = Child(rank, environ, in_child, capture_stderr=len(self.plan.ranks) > 1)
-            self.children.append(child)
-            if child.stderr is not None:
-                self.selector.register(child.stderr, selectors.EVENT_READ, child)
+            streams = self.relay.open() if len(self.plan.ranks) > 1 else None  # alone, it has ours
+            self.children.append(Child(rank, environ, in_child, streams))
 
     def wait(self) -> None:
         while not self._settle():
             left_s = None if self.deadline_s is None else max(0.0, self.deadline_s - time.monotonic())
-            for key, _ in self.selector.select(left_s):
-                if key.data is None:
-                    self._handle_signals()
-                else:
-                    self._forward(key.data)
+            self._turn(left_s)
             if self.deadline_s is not None and time.monotonic() >= self.deadline_s:
                 self._kill()
 
     def end(self) -> None:
-        """Whatever happened: nobody lives, and everything that was written has been shown."""
+        """Whatever happened: nobody lives, and all that was written is ready to be passed on."""
         for child in self.children:
             if not child.is_settled:
                 child.kill_group()
                 child.wait()
                 self.guard.forget(child.pid)
-        self._drain()
-        for child in self.children:
-            child.close()
-        self.selector.close()
+        self.relay.drain()
+        self.relay.close()
 
     def conclude(self) -> int:
-        """The exit code; says who failed first."""
+        """Say who failed first, and pass on what waits; the exit code."""
         blamed = first_failure(self.children)
-        if blamed is None:
-            return 0
-        if self.interrupted_by is not None:
-            _write(f"accel launch: ended by {self.interrupted_by.name}\n".encode())
-            return shell_code(blamed.returncode or 0)
-        _write(failure_message(blamed, self.children).encode())
-        return exit_code(self.children, blamed)
+        code = 0
+        if blamed is not None and self.interrupted_by is not None:
+            self.relay.outlets[1].put(f"accel launch: ended by {self.interrupted_by.name}\n".encode())
+            code = shell_code(blamed.returncode or 0)
+        elif blamed is not None:
+            self.relay.outlets[1].put(failure_message(blamed, self.children).encode())
+            code = exit_code(self.children, blamed)
+        while not (self.relay.is_flushed or self.is_impatient):
+            self._turn(None)
+        return code
+
+    def _turn(self, timeout_s: float | None) -> None:
+        if self.relay.turn(self.wakeup, timeout_s):
+            for number in os.read(self.wakeup, 4096):
+                self._handle(signal.Signals(number))
+
+    def _handle(self, signum: signal.Signals) -> None:
+        if signum == signal.SIGWINCH:
+            self.relay.resize()
+        elif signum in STOP_SIGNALS and not self.is_stopping:
+            self.interrupted_by = signum
+            self._stop(signum)
+        elif signum == signal.SIGINT:
+            self.is_impatient = True
+            self._kill()
 
     def _settle(self) -> bool:
         """Deal with those who ended; whether all have."""
@@ -124,7 +132,7 @@ class _Run:
     def _stop(self, signum: int) -> None:
         self.is_stopping = True
         self.deadline_s = time.monotonic() + self.plan.grace_s
-        self._drain()  # last words until now are about the cause, later ones about the end
+        self.relay.drain()  # what was written until now is about the cause, what follows about the end
         for child in self.children:
             if not child.poll():
                 child.send(signum)
@@ -135,45 +143,6 @@ class _Run:
             if not child.is_settled:
                 child.was_signalled = True
                 child.kill_group()
-
-    def _handle_signals(self) -> None:
-        for number in os.read(self.wakeup, 4096):
-            signum = signal.Signals(number)
-            if signum == signal.SIGWINCH:
-                for child in self.children:
-                    if child.stderr is not None and os.isatty(2):
-                        copy_window_size(child.stderr)
-            elif signum in STOP_SIGNALS and not self.is_stopping:
-                self.interrupted_by = signum
-                self._stop(signum)
-            elif signum == signal.SIGINT:
-                self._kill()
-
-    def _drain(self) -> None:
-        for child in self.children:
-            while child.stderr is not None and self._forward(child):
-                continue
-
-    def _forward(self, child: Child) -> bool:
-        """Pass on what is there; whether there may be more."""
-        chunk = child.read_stderr()
-        if chunk is None and child.stderr is not None:
-            self.selector.unregister(child.stderr)
-            child.close()
-        if chunk:
-            _write(chunk)
-        return bool(chunk)
-
-
-def _write(text: bytes) -> None:
-    sys.stderr.flush()
-    while text:
-        try:
-            text = text[os.write(2, text) :]
-        except BlockingIOError:  # some terminals hand out files that do not wait
-            select.select([], [2], [])
-        except OSError:  # nobody reads our stderr any more; the ranks go on, and what failed is in the exit code
-            return
 
 
 @contextmanager
