@@ -7,9 +7,9 @@ itself. Slots always go over the CPU (gloo) half of our own group: nothing waits
     offset   0  number of the collective (uint64)
              8  digest of what is called (16 bytes)
             24  length of the body (uint64)
-            32  length of the text, length of the site, 1 when this rank failed (3 x uint16)
+            32  length of the head (uint32); of the text and of the site, 1 when this rank failed (3 x uint16)
             48  text, then site
-           512  body, if it fits
+           512  head: numbers that every rank needs from every other (sizes); then, aligned, the body. If both fit
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]  # public, though not listed
 
 from accel_state.collectives.callsite import call_site
+from accel_state.collectives.layout import as_message, padding
 from accel_state.errors import CollectiveMismatchError, ProcessGroupError
 
-_HEADER = struct.Struct("<Q16sQHHH")
+_HEADER = struct.Struct("<Q16sQIHHH")
 _TEXT_AT = 48
 _BODY_AT = 512
 _SITE_LIMIT = 160
@@ -48,6 +49,19 @@ class Call:
 
     text: str
     site: str
+
+
+class Replies(NamedTuple):
+    """What an exchange brought from every rank.
+
+    heads: each rank's head.
+    lengths: each rank's body's length in bytes.
+    bodies: `[world_size, n]` uint8, one row per rank; valid until the next exchange.
+    """
+
+    heads: list[bytes]
+    lengths: list[int]
+    bodies: torch.Tensor
 
 
 class Channel:
@@ -68,16 +82,15 @@ class Channel:
         self.world_size = world_size
         self.timeout = timeout
         self.pid = os.getpid()
-        slot_bytes = 4096 if world_size <= 256 else 1024
-        self.capacity = slot_bytes - _BODY_AT
+        self._slot_bytes = 4096 if world_size <= 256 else 1024
         self._number = 0
         self._turns: dict[str, int] = {}
         self._broken: str | None = None
-        self._sent = bytearray(slot_bytes)
-        self._received = bytearray(slot_bytes * world_size)
+        self._sent = bytearray(self._slot_bytes)
+        self._received = bytearray(self._slot_bytes * world_size)
         self._sent_slot = torch.frombuffer(self._sent, dtype=torch.uint8)
-        self._slots = list(torch.frombuffer(self._received, dtype=torch.uint8).split(slot_bytes))
-        self._views = [memoryview(self._received)[r * slot_bytes : (r + 1) * slot_bytes] for r in range(world_size)]
+        self._matrix = torch.frombuffer(self._received, dtype=torch.uint8).view(world_size, self._slot_bytes)
+        self._slots = list(self._matrix)
 
     def next_turn(self, name: str) -> int:
         """A number that grows with each use of `name` on this rank, for keys in the store."""
@@ -86,44 +99,15 @@ class Channel:
 
     # ---- slots
 
-    def exchange(self, text: str, body: Sequence[torch.Tensor] = (), source: int | None = None) -> list[torch.Tensor]:
-        """Every rank's body; all ranks find out together if they do not call the same.
+    def begin(self, text: str) -> Call:
+        """Number a new collective.
 
         Args:
             text: operation and layout of the data; has to be the same on all ranks.
-            body: flat uint8 tensors on the CPU, sent one after the other.
-            source: the only rank whose body matters; the others' are not sent.
-
-        Returns:
-            one flat uint8 tensor per rank, valid until the next exchange (16-byte aligned).
 
         Raises:
-            CollectiveMismatchError: the ranks called different things, or some did not come.
             ProcessGroupError: the group is unusable since an earlier time-out, or this is a forked process.
-
-        Cost: one all-gather of 4 KiB per rank; a body beyond 3.5 KiB costs a second one, padded to the longest.
         """
-        call = self._begin(text)
-        length = sum(part.numel() for part in body)
-        self._write_header(call, length, failed=False)
-        if length <= self.capacity:
-            at = _BODY_AT
-            for part in body:
-                self._sent_slot[at : at + part.numel()].copy_(part)
-                at += part.numel()
-        lengths = self._swap_slots(call)
-        if max(lengths) <= self.capacity:
-            return [slot[_BODY_AT : _BODY_AT + n] for slot, n in zip(self._slots, lengths, strict=True)]
-        return self._swap_long(call, body, lengths, source)
-
-    def report_failure(self, operation: str, error: Exception) -> None:
-        """Tell the other ranks that this one cannot take part in the collective that they are in."""
-        call = self._begin(operation)
-        failed = Call(f"{operation} failed there with {type(error).__name__}: {error}", call.site)
-        self._write_header(failed, 0, failed=True)
-        self._wait(self.group.allgather([self._slots], [self._sent_slot]), call)
-
-    def _begin(self, text: str) -> Call:
         if self._broken is not None:
             raise ProcessGroupError(
                 f"the process group is unusable since {self._broken}. End this process, or call "
@@ -137,38 +121,89 @@ class Channel:
         self._number += 1
         return Call(text, call_site())
 
-    def _write_header(self, call: Call, length: int, failed: bool) -> None:
+    def fits(self, head_bytes: int, body_bytes: int) -> bool:
+        """Whether a head and a body fit into a slot."""
+        return _BODY_AT + head_bytes + padding(head_bytes) + body_bytes <= self._slot_bytes
+
+    def exchange(
+        self, call: Call, head: bytes = b"", body: Sequence[torch.Tensor] = (), source: int | None = None
+    ) -> Replies:
+        """Every rank's head and body; all ranks find out together if they do not call the same.
+
+        Args:
+            call: from `begin`.
+            head: of one length on all ranks.
+            body: flat uint8 tensors on the CPU; each begins at an aligned offset.
+            source: the only rank whose body matters.
+
+        Raises:
+            CollectiveMismatchError: the ranks called different things, or some did not come.
+
+        Cost: one all-gather of 4 KiB per rank; where a rank's head and body do not fit into that, a message too.
+        """
+        length = sum(part.numel() + padding(part.numel()) for part in body)
+        self._write_header(call, len(head), length)
+        at = _BODY_AT + len(head) + padding(len(head))
+        if self.fits(len(head), length):
+            self._sent[_BODY_AT : _BODY_AT + len(head)] = head
+            for part in body:
+                num_bytes = part.numel()
+                self._sent_slot[at : at + num_bytes].copy_(part)
+                at += num_bytes + padding(num_bytes)
+        lengths = self._swap_slots(call)
+        longest = max(lengths)
+        if not self.fits(len(head), longest):
+            return self._swap_message(call, head, body, lengths, source)
+        heads = [bytes(self._received[at : at + len(head)]) for at in self._slot_offsets(_BODY_AT)] if head else []
+        body_at = _BODY_AT + len(head) + padding(len(head))
+        return Replies(heads, lengths, self._matrix[:, body_at : body_at + longest])
+
+    def report_failure(self, operation: str, error: Exception) -> None:
+        """Tell the other ranks that this one cannot take part in the collective that they are in."""
+        call = self.begin(operation)
+        failed = Call(f"{operation} failed there with {type(error).__name__}: {error}", call.site)
+        self._write_header(failed, 0, 0, failed=True)
+        self._wait(self.group.allgather([self._slots], [self._sent_slot]), call)
+
+    def _slot_offsets(self, offset: int) -> range:
+        """Where `offset` of each slot lies in what was received."""
+        return range(offset, len(self._received), self._slot_bytes)
+
+    def _write_header(self, call: Call, head_length: int, length: int, failed: bool = False) -> None:
         text = call.text.encode()
         digest = hashlib.blake2b(text, digest_size=16).digest()
         site = call.site.encode()[-_SITE_LIMIT:]
         if len(text) > _TEXT_LIMIT:
             text = text[: _TEXT_LIMIT - 3] + b"..."
-        _HEADER.pack_into(self._sent, 0, self._number, digest, length, len(text), len(site), failed)
-        self._sent[_TEXT_AT : _TEXT_AT + len(text)] = text
-        self._sent[_TEXT_AT + len(text) : _TEXT_AT + len(text) + len(site)] = site
+        _HEADER.pack_into(self._sent, 0, self._number, digest, length, head_length, len(text), len(site), failed)
+        said = text + site
+        self._sent[_TEXT_AT : _TEXT_AT + len(said)] = said
 
     def _swap_slots(self, call: Call) -> list[int]:
         """Send ours, receive all; returns the lengths of the bodies."""
         self._wait(self.group.allgather([self._slots], [self._sent_slot]), call)
-        mine = self._sent[:24]
+        mine = bytes(self._sent[:24])
         lengths = []
-        for view in self._views:
-            header = _HEADER.unpack_from(view)
-            if view[:24] != mine or header[5]:
+        for at in self._slot_offsets(0):
+            header = _HEADER.unpack_from(self._received, at)
+            if header[6] or self._received[at : at + 24] != mine:
                 self._raise_mismatch()
             lengths.append(header[2])
         return lengths
 
-    def _swap_long(
-        self, call: Call, body: Sequence[torch.Tensor], lengths: list[int], source: int | None
-    ) -> list[torch.Tensor]:
-        longest = max(lengths)
-        mine = torch.cat([*body, torch.empty(longest - lengths[self.rank], dtype=torch.uint8)])
+    def _swap_message(
+        self, call: Call, head: bytes, body: Sequence[torch.Tensor], lengths: list[int], source: int | None
+    ) -> Replies:
+        parts = [torch.frombuffer(bytearray(head), dtype=torch.uint8), *body] if head else list(body)
+        head_bytes = len(head) + padding(len(head))
+        mine = as_message(parts, head_bytes + max(lengths))
         if source is None:
             everyone = self.all_gather_bytes(mine, call)
-            return [row[:n] for row, n in zip(everyone, lengths, strict=True)]
-        self.broadcast_bytes(mine, source, call)
-        return [mine if rank == source else mine[:0] for rank in range(self.world_size)]
+        else:
+            self.broadcast_bytes(mine, source, call)
+            everyone = mine.expand(self.world_size, -1)
+        heads = [bytes(row[: len(head)].tolist()) for row in everyone] if head else []
+        return Replies(heads, lengths, everyone[:, head_bytes:])
 
     # ---- messages
 
@@ -194,12 +229,13 @@ class Channel:
 
     def exchange_objects(self, text: str, value: Any) -> list[Any]:
         """Every rank's value, pickled on the way (as torch's own object collectives do, inside one job)."""
-        return [_load(body) for body in self.exchange(text, [_dump(value)])]
+        replies = self.exchange(self.begin(text), body=[_dump(value)])
+        return [_load(body) for body in replies.bodies]
 
     def broadcast_object(self, text: str, value: Any, source: int) -> Any:
         """The value of `source` on every rank; pickled on the way."""
         body = [_dump(value)] if self.rank == source else []
-        return _load(self.exchange(text, body, source)[source])
+        return _load(self.exchange(self.begin(text), body=body, source=source).bodies[source])
 
     # ---- what goes wrong
 
@@ -217,19 +253,19 @@ class Channel:
                     self._raise_absent(call, error)
 
     def _raise_mismatch(self) -> NoReturn:
-        said = [self._describe(view) for view in self._views]
+        said = [self._describe(at) for at in self._slot_offsets(0)]
         lines = "\n".join(f"  {_ranks(ranks)}: {text}" for text, ranks in _grouped(said).items())
         raise CollectiveMismatchError(
             f"the ranks did not make the same call (collective number {self._number}):\n{lines}\n"
             "Every rank has to make the same collective calls in the same order, with data of one layout"
         )
 
-    @staticmethod
-    def _describe(view: memoryview) -> str:
-        _, _, _, text_length, site_length, _ = _HEADER.unpack_from(view)
-        site_at = _TEXT_AT + text_length
-        text = bytes(view[_TEXT_AT:site_at]).decode(errors="replace")
-        return f"{text}  at {bytes(view[site_at : site_at + site_length]).decode(errors='replace')}"
+    def _describe(self, slot_at: int) -> str:
+        *_, text_length, site_length, _ = _HEADER.unpack_from(self._received, slot_at)
+        text_at = slot_at + _TEXT_AT
+        site_at = text_at + text_length
+        text = self._received[text_at:site_at].decode(errors="replace")
+        return f"{text}  at {self._received[site_at : site_at + site_length].decode(errors='replace')}"
 
     def _raise_absent(self, call: Call, error: RuntimeError) -> NoReturn:
         """Find out through the store who came, and say who did not."""

@@ -83,3 +83,21 @@ def from_bytes(data: torch.Tensor, dtype: torch.dtype, shape: Sequence[int]) -> 
 def padding(num_bytes: int) -> int:
     """Bytes to the next aligned offset."""
     return -num_bytes % ALIGNMENT
+
+
+def as_message(parts: Sequence[torch.Tensor], num_bytes: int) -> torch.Tensor:
+    """Flat uint8 tensors one after the other, each at an aligned offset, filled up to `num_bytes`.
+
+    A single one that is as long as that is taken as it is, without a copy.
+    """
+    if len(parts) == 1 and parts[0].numel() == num_bytes:
+        return parts[0]
+    pieces, at = [], 0
+    for part in parts:
+        pieces.append(part)
+        at += part.numel()
+        if padding(at):
+            pieces.append(part.new_empty(padding(at)))
+            at += padding(at)
+    like = parts[0] if parts else torch.empty(0, dtype=torch.uint8)
+    return torch.cat([*pieces, like.new_empty(num_bytes - at)])

@@ -7,19 +7,20 @@ and on the CPU has then arrived already; the rest follows as one message of byte
 from __future__ import annotations
 
 import functools
+import struct
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from accel_state.collectives import layout
-from accel_state.collectives.callsite import call_site
 from accel_state.collectives.channel import Call, Channel
-from accel_state.collectives.layout import as_bytes, from_bytes, padding
+from accel_state.collectives.layout import as_bytes, as_message, from_bytes, padding
 from accel_state.collectives.trees import map_leaves
 
+_CPU = torch.device("cpu")
 REDUCTIONS = ("sum", "mean", "max", "none")
 
 
@@ -35,7 +36,7 @@ def wait_for_everyone() -> None:
     """Return when every rank is here. One exchange of slots on the CPU; does not wait for devices."""
     channel = _channel()
     if channel is not None:
-        channel.exchange("wait_for_everyone")
+        channel.exchange(channel.begin("wait_for_everyone"))
 
 
 # ---------------------------------------------------------------- gather
@@ -60,56 +61,64 @@ def gather(tensor: Any) -> Any:
         return tensor
     leaves, text = _flatten(channel, tensor, "gather", layout.any_first)
     leaves = [leaf.reshape(1) if leaf.ndim == 0 else leaf for leaf in leaves]
-    on_cpu = [leaf for leaf in leaves if leaf.device.type == "cpu"]
-    sizes = torch.tensor([leaf.shape[0] for leaf in leaves], dtype=torch.int64)
-    head = _aligned([as_bytes(sizes)])
-    payload = _aligned([as_bytes(leaf) for leaf in on_cpu])
-    is_inline = _total(head) + _total(payload) <= channel.capacity
-    bodies = channel.exchange(text, [*head, *payload] if is_inline else head)
-    all_sizes = [from_bytes(body[: 8 * len(leaves)], torch.int64, [len(leaves)]).tolist() for body in bodies]
-    call = Call(text, call_site())
+    by_device = _by_device(leaves)
+    head = struct.pack(f"{len(leaves)}q", *[leaf.shape[0] for leaf in leaves])
+    on_cpu = [leaves[index] for index in by_device.get(_CPU, ())]
+    is_inline = channel.fits(len(head), sum(_padded_bytes(leaf) for leaf in on_cpu))
+    call = channel.begin(text)
+    replies = channel.exchange(call, head, [as_bytes(leaf) for leaf in on_cpu] if is_inline else ())
+    sizes_by_rank = [struct.unpack(f"{len(leaves)}q", one) for one in replies.heads]
     gathered: dict[int, torch.Tensor] = {}
-    for device in dict.fromkeys(leaf.device for leaf in leaves):
-        indices = [index for index, leaf in enumerate(leaves) if leaf.device == device]
+    for device, indices in by_device.items():
         mine = [leaves[index] for index in indices]
-        lengths = [sum(_padded_bytes(leaves[i], sizes_of[i]) for i in indices) for sizes_of in all_sizes]
-        if device.type == "cpu" and _all_inline(bodies, _total(head), lengths):
-            rows = [body[_total(head) :] for body in bodies]
+        sizes = [[of_rank[index] for index in indices] for of_rank in sizes_by_rank]
+        lengths = [sum(map(_padded_bytes, mine, of_rank)) for of_rank in sizes]
+        if device == _CPU and all(channel.fits(len(head), length) for length in lengths):
+            rows = replies.bodies
         else:
-            rows = _send(channel, mine, lengths, call)
-        joined = _join(mine, rows, [[sizes_of[i] for i in indices] for sizes_of in all_sizes])
-        gathered.update(zip(indices, joined, strict=True))
+            rows = _all_gather(channel, mine, lengths, call)
+        gathered.update(zip(indices, _join(mine, rows, sizes), strict=True))
     return _with_leaves(tensor, [gathered[index] for index in range(len(leaves))])
 
 
-def _all_inline(bodies: Sequence[torch.Tensor], head: int, lengths: Sequence[int]) -> bool:
-    return all(body.numel() == head + length for body, length in zip(bodies, lengths, strict=True))
-
-
-def _send(channel: Channel, mine: Sequence[torch.Tensor], lengths: Sequence[int], call: Call) -> list[torch.Tensor]:
-    """Each rank's bytes of the tensors of one device, by one all-gather of the longest."""
-    longest = max(lengths)
-    parts = _aligned([as_bytes(leaf) for leaf in mine])
-    missing = longest - _total(parts)
-    if missing:
-        parts.append(parts[0].new_empty(missing))
-    flat = parts[0] if len(parts) == 1 else torch.cat(parts)
-    everyone = channel.all_gather_bytes(flat, call)
-    return [row[:length] for row, length in zip(everyone, lengths, strict=True)]
+def _all_gather(channel: Channel, mine: Sequence[torch.Tensor], lengths: Sequence[int], call: Call) -> torch.Tensor:
+    """Each rank's bytes of the tensors of one device, `[world_size, longest]`."""
+    parts = [as_bytes(leaf) for leaf in mine]
+    is_as_it_is = len(parts) == 1 and len(set(lengths)) == 1  # one tensor, equally long everywhere: no copy
+    return channel.all_gather_bytes(parts[0] if is_as_it_is else as_message(parts, max(lengths)), call)
 
 
 def _join(
-    mine: Sequence[torch.Tensor], rows: Sequence[torch.Tensor], all_sizes: Sequence[Sequence[int]]
+    mine: Sequence[torch.Tensor], rows: torch.Tensor, sizes_by_rank: Sequence[Sequence[int]]
 ) -> list[torch.Tensor]:
-    """Per tensor, the ranks' parts in one."""
+    """Per tensor, all ranks' parts in one."""
+    if all(sizes == sizes_by_rank[0] for sizes in sizes_by_rank):
+        return _join_equal(mine, rows)
     parts: list[list[torch.Tensor]] = [[] for _ in mine]
-    for row, sizes in zip(rows, all_sizes, strict=True):
+    for row, sizes in zip(rows, sizes_by_rank, strict=True):
         at = 0
         for index, (leaf, size) in enumerate(zip(mine, sizes, strict=True)):
             num_bytes = size * _item_bytes(leaf)
             parts[index].append(from_bytes(row[at : at + num_bytes], leaf.dtype, (size, *leaf.shape[1:])))
             at += num_bytes + padding(num_bytes)
     return [torch.cat(one) for one in parts]
+
+
+def _join_equal(mine: Sequence[torch.Tensor], rows: torch.Tensor) -> list[torch.Tensor]:
+    """As `_join` where all ranks have equally much: few torch operations, whatever the number of ranks."""
+    joined = []
+    for leaf, column in zip(mine, _columns(mine, rows), strict=True):
+        joined.append(column.reshape(rows.shape[0] * leaf.shape[0], *leaf.shape[1:]).contiguous())
+    return joined
+
+
+def _columns(like: Sequence[torch.Tensor], rows: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Per tensor, `[world_size, numel]` of its dtype: a view of the rows of bytes."""
+    at = 0
+    for leaf in like:
+        num_bytes = leaf.numel() * leaf.element_size()
+        yield rows[:, at : at + num_bytes].view(leaf.dtype)
+        at += num_bytes + padding(num_bytes)
 
 
 def gather_object(object: Any) -> list[Any]:  # noqa: A002  (the peer's name)
@@ -151,30 +160,23 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
         return tensor
     leaves, text = _flatten(channel, tensor, f"broadcast from rank {from_process} of", layout.whole)
     _check_rank(channel, from_process, text)
-    on_cpu = [leaf for leaf in leaves if leaf.device.type == "cpu"]
+    by_device = _by_device(leaves)
     is_source = channel.rank == from_process
-    payload = _aligned([as_bytes(leaf) for leaf in on_cpu]) if is_source else []
-    row = channel.exchange(text, payload, from_process)[from_process]
-    call = Call(text, call_site())
+    on_cpu = [as_bytes(leaves[index]) for index in by_device.get(_CPU, ())] if is_source else []
+    call = channel.begin(text)
+    rows = channel.exchange(call, body=on_cpu, source=from_process).bodies
     received: dict[int, torch.Tensor] = {}
-    for device in dict.fromkeys(leaf.device for leaf in leaves):
-        indices = [index for index, leaf in enumerate(leaves) if leaf.device == device]
+    for device, indices in by_device.items():
         mine = [leaves[index] for index in indices]
-        if device.type != "cpu":
-            parts = _aligned([as_bytes(leaf) for leaf in mine])
-            row = torch.cat(parts)
+        row = rows[from_process]
+        if device != _CPU:
+            row = as_message([as_bytes(leaf) for leaf in mine], sum(map(_padded_bytes, mine)))
             channel.broadcast_bytes(row, from_process, call)
-        received.update(zip(indices, _split(mine, row), strict=True))
+        columns = _columns(mine, row[None])
+        received.update(
+            zip(indices, (c.view(v.shape).clone() for c, v in zip(columns, mine, strict=True)), strict=True)
+        )
     return _with_leaves(tensor, [received[index] for index in range(len(leaves))])
-
-
-def _split(like: Sequence[torch.Tensor], row: torch.Tensor) -> list[torch.Tensor]:
-    values, at = [], 0
-    for leaf in like:
-        num_bytes = leaf.numel() * leaf.element_size()
-        values.append(from_bytes(row[at : at + num_bytes], leaf.dtype, leaf.shape).clone())
-        at += num_bytes + padding(num_bytes)
-    return values
 
 
 def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list[Any]:
@@ -219,13 +221,10 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
         return tensor
     leaves, text = _flatten(channel, tensor, f"reduce ({reduction}) of", layout.whole)
     leaves = [_summable(leaf.detach(), reduction) for leaf in leaves]
-    is_small = (
-        all(leaf.device.type == "cpu" for leaf in leaves)
-        and sum(_padded_bytes(leaf) for leaf in leaves) <= channel.capacity
-    )
-    bodies = channel.exchange(text, _aligned([as_bytes(leaf) for leaf in leaves]) if is_small else ())
-    call = Call(text, call_site())
-    totals = _reduce_rows(leaves, bodies, reduction) if is_small else _all_reduce(channel, leaves, reduction, call)
+    is_small = set(_by_device(leaves)) <= {_CPU} and channel.fits(0, sum(map(_padded_bytes, leaves)))
+    call = channel.begin(text)
+    rows = channel.exchange(call, body=[as_bytes(leaf) for leaf in leaves] if is_small else ()).bodies
+    totals = _reduce_rows(leaves, rows, reduction) if is_small else _all_reduce(channel, leaves, reduction, call)
     if reduction == "mean":
         totals = [total / channel.world_size for total in totals]
     return _with_leaves(tensor, totals)
@@ -246,13 +245,12 @@ def _summable(leaf: torch.Tensor, reduction: str) -> torch.Tensor:
     return leaf.float() if leaf.is_floating_point() and leaf.element_size() == 1 else leaf
 
 
-def _reduce_rows(leaves: Sequence[torch.Tensor], rows: Sequence[torch.Tensor], reduction: str) -> list[torch.Tensor]:
-    """In the order of the ranks, so that all of them get the same bits."""
-    by_rank = [_split(leaves, row) for row in rows]
+def _reduce_rows(leaves: Sequence[torch.Tensor], rows: torch.Tensor, reduction: str) -> list[torch.Tensor]:
+    """Here, from what all ranks sent: the same bits on all of them."""
     totals = []
-    for parts in zip(*by_rank, strict=True):
-        stacked = torch.stack(parts)
-        totals.append(stacked.amax(0) if reduction == "max" else stacked.sum(0, dtype=stacked.dtype))
+    for leaf, column in zip(leaves, _columns(leaves, rows), strict=True):
+        total = column.amax(0) if reduction == "max" else column.sum(0, dtype=leaf.dtype)
+        totals.append(total.view(leaf.shape))
     return totals
 
 
@@ -293,9 +291,10 @@ def pad_across_processes(tensor: Any, dim: int = 0, pad_index: int = 0, pad_firs
     if channel is None:
         return tensor
     leaves, text = _flatten(channel, tensor, f"pad_across_processes (dim={dim}) of", layout.rank_only)
-    sizes = torch.tensor([leaf.shape[dim] if _has_dim(leaf, dim) else 0 for leaf in leaves], dtype=torch.int64)
-    bodies = channel.exchange(text, [as_bytes(sizes)])
-    longest = torch.stack([body.view(torch.int64) for body in bodies]).amax(0).tolist()
+    sizes = [leaf.shape[dim] if _has_dim(leaf, dim) else 0 for leaf in leaves]
+    replies = channel.exchange(channel.begin(text), struct.pack(f"{len(leaves)}q", *sizes))
+    by_rank = [struct.unpack(f"{len(leaves)}q", head) for head in replies.heads]
+    longest = [max(one) for one in zip(*by_rank, strict=True)]
     padded = [_pad(leaf, dim, size, pad_index, pad_first) for leaf, size in zip(leaves, longest, strict=True)]
     return _with_leaves(tensor, padded)
 
@@ -329,6 +328,14 @@ def _flatten(
         raise
 
 
+def _by_device(leaves: Sequence[torch.Tensor]) -> dict[torch.device, list[int]]:
+    """The indices of the tensors of each device."""
+    by_device: dict[torch.device, list[int]] = {}
+    for index, leaf in enumerate(leaves):
+        by_device.setdefault(leaf.device, []).append(index)
+    return by_device
+
+
 def _with_leaves(tree: Any, values: Sequence[torch.Tensor]) -> Any:
     remaining = iter(values)
     return map_leaves(lambda _leaf: next(remaining), tree)
@@ -342,17 +349,3 @@ def _item_bytes(leaf: torch.Tensor) -> int:
 def _padded_bytes(leaf: torch.Tensor, size: int | None = None) -> int:
     num_bytes = leaf.numel() * leaf.element_size() if size is None else size * _item_bytes(leaf)
     return num_bytes + padding(num_bytes)
-
-
-def _aligned(parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The parts with filling after each, so that every one begins at an aligned offset."""
-    aligned = []
-    for part in parts:
-        aligned.append(part)
-        if padding(part.numel()):
-            aligned.append(part.new_empty(padding(part.numel())))
-    return aligned
-
-
-def _total(parts: Sequence[torch.Tensor]) -> int:
-    return sum(part.numel() for part in parts)
