@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from accel_launch.parser import CommandParser
@@ -67,6 +65,8 @@ def env_command(args: argparse.Namespace) -> None:
 
 def report() -> dict[str, Any]:
     """Everything that `accel env` prints, as plain values. A setting or variable that is wrong is shown as such."""
+    import platform  # here, and the metadata reader below: slow to import, and `accel --help` imports this module
+
     return {
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
         "machine": {
@@ -83,6 +83,8 @@ def report() -> dict[str, Any]:
 
 
 def _version(package: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version(package)
     except PackageNotFoundError:
