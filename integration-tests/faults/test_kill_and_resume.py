@@ -96,7 +96,7 @@ def strike(process, log: Path, checkpoints: Path, rng: random.Random, outcome: O
         return b"update " in log.read_bytes()
 
     def saving() -> bool:
-        return checkpoints.is_dir() and any(".accel-staging-" in name for name in os.listdir(checkpoints))
+        return checkpoints.is_dir() and any(".accel-staging-" in path.name for path in checkpoints.iterdir())
 
     if not wait_for(training, process, log, pause_s=0.01):
         return False

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from accel_testkit.nets import TinyTransformer, next_token_loss
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from accel_state.testing import run_ranks
+from accel_testkit.nets import TinyTransformer, next_token_loss
 
 GLOBAL_BATCH = 64
 UPDATES = 20

@@ -1,0 +1,141 @@
+"""Saving and loading through the Accelerator."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from accel import Accelerator, ProjectConfiguration, set_seed
+from accel_state import AcceleratorState
+from accel_state.errors import CheckpointError, CheckpointNotFoundError, SettingError
+
+
+class Run:
+    """A model with dropout, an optimizer with state, a schedule and a shuffled loader, ready to train."""
+
+    def __init__(self, tmp_path, seed: int = 0, **project) -> None:
+        config = ProjectConfiguration(project_dir=str(tmp_path), **project)
+        self.accelerator = Accelerator(cpu=True, project_config=config, step_scheduler_with_optimizer=False)
+        set_seed(seed)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.9)
+        loader = DataLoader(torch.randn(24, 4, generator=torch.Generator().manual_seed(0)), batch_size=2, shuffle=True)
+        self.model, self.optimizer, self.scheduler, self.loader = self.accelerator.prepare(
+            model, optimizer, scheduler, loader
+        )
+
+        self.batches = self.stream()
+
+    def stream(self):
+        """Epoch after epoch, as a loop that is never left: leaving one would begin a new epoch at the next."""
+        while True:
+            yield from self.loader
+
+    def train(self, updates: int) -> list[float]:
+        """Losses of so many further updates."""
+        losses = []
+        for _ in range(updates):
+            loss = self.model(next(self.batches)).square().mean()
+            self.accelerator.backward(loss)
+            self.optimizer.step()
+            self.scheduler.step()
+            self.optimizer.zero_grad()
+            losses.append(loss.item())
+        return losses
+
+
+@pytest.mark.parametrize("before", [0, 5, 12, 17])
+def test_a_resumed_run_goes_on_bit_for_bit(tmp_path, before):
+    run = Run(tmp_path)
+    run.train(before)
+    run.accelerator.save_state(tmp_path / "state")
+    expected = run.train(20)
+    again = Run(tmp_path, seed=99)
+    again.accelerator.load_state(tmp_path / "state")
+    assert again.train(20) == expected
+
+
+def test_automatic_naming_counts_and_keeps_the_newest(tmp_path):
+    run = Run(tmp_path, automatic_checkpoint_naming=True, total_limit=2)
+    for _ in range(3):
+        run.train(1)
+        run.accelerator.save_state()
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == ["checkpoint_1", "checkpoint_2"]
+    again = Run(tmp_path, automatic_checkpoint_naming=True, total_limit=2)
+    with pytest.raises(CheckpointError, match="belongs to an earlier run"):
+        again.accelerator.project_configuration.iteration = 2
+        again.accelerator.save_state()
+    again.accelerator.load_state()
+    assert again.accelerator.save_iteration == 3
+    again.accelerator.save_state()
+    assert (tmp_path / "checkpoints" / "checkpoint_3").is_dir()
+
+
+def test_loading_without_a_directory_needs_automatic_naming_and_a_checkpoint(tmp_path):
+    with pytest.raises(CheckpointNotFoundError, match="automatic_checkpoint_naming"):
+        Run(tmp_path).accelerator.load_state()
+    with pytest.raises(FileNotFoundError):
+        Run(tmp_path, automatic_checkpoint_naming=True).accelerator.load_state()
+    with pytest.raises(CheckpointError, match="needs output_dir"):
+        Run(tmp_path).accelerator.save_state()
+    with pytest.raises(CheckpointError, match="safe_serialization"):
+        Run(tmp_path).accelerator.save_state(tmp_path / "x", safe_serialization=False)
+
+
+def test_naming_without_a_project_directory_is_an_error():
+    config = ProjectConfiguration(automatic_checkpoint_naming=True)
+    with pytest.raises(SettingError, match="project_dir"):
+        Accelerator(cpu=True, project_config=config).save_state()
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.value = 0
+
+    def state_dict(self):
+        return {"value": self.value}
+
+    def load_state_dict(self, state):
+        self.value = state["value"]
+
+
+def test_registered_objects_travel_and_wrong_ones_are_all_named(tmp_path):
+    run, first, second = Run(tmp_path), Counter(), Counter()
+    run.accelerator.register_for_checkpointing(first, second)
+    first.value, second.value = 3, 4
+    run.accelerator.save_state(tmp_path / "state")
+    first.value = second.value = 0
+    run.accelerator.load_state(tmp_path / "state")
+    assert (first.value, second.value) == (3, 4)
+    with pytest.raises(ValueError, match=r"3 \(int\).*'x' \(str\)"):
+        run.accelerator.register_for_checkpointing(Counter(), 3, "x")
+    assert len(run.accelerator._custom_objects) == 2
+
+
+def _weights(tmp_path, action: str):
+    run = Run(tmp_path, seed=1 if action == "save" else 2)
+    if action == "save":
+        run.train(3)
+        run.accelerator.save_state(tmp_path / "state")
+    else:
+        run.accelerator.load_state(tmp_path / "state")
+    state = {name: value.clone() for name, value in run.accelerator.get_state_dict(run.model).items()}
+    AcceleratorState._reset_state()
+    return state, torch.rand(1).item()
+
+
+@pytest.mark.parametrize(("saved_on", "loaded_on"), [(1, 2), (2, 1), (2, 2)])
+def test_replicated_state_loads_on_any_world_size(tmp_path, ranks, saved_on, loaded_on):
+    saved = ranks(_weights, saved_on, tmp_path, "save")
+    loaded = ranks(_weights, loaded_on, tmp_path, "load")
+    for state, _ in loaded:
+        for name, value in saved[0][0].items():
+            assert torch.equal(state[name], value)
+    if saved_on == loaded_on:
+        assert [draw for _, draw in saved] == [draw for _, draw in loaded]
+    elif loaded_on == 2:
+        assert loaded[0][1] != loaded[1][1], "a rank without saved generators gets a seed of its own"

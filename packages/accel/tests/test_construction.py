@@ -1,0 +1,143 @@
+"""What an Accelerator is built from: argument, environment, default; contradictions; what is refused."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+import torch
+
+import accel.accelerator
+from accel import (
+    Accelerator,
+    AutocastKwargs,
+    DataLoaderConfiguration,
+    GradientAccumulationPlugin,
+    ProjectConfiguration,
+)
+from accel_state import AcceleratorState, GradientState
+from accel_state.errors import PrecisionError, SettingError
+
+
+def test_the_environment_counts_only_where_the_argument_was_not_given(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    assert Accelerator(cpu=True).gradient_accumulation_steps == 4
+    assert Accelerator(cpu=True, gradient_accumulation_steps=1).gradient_accumulation_steps == 1
+    assert Accelerator(cpu=True).mixed_precision == "bf16"
+    assert Accelerator(cpu=True, mixed_precision="no").mixed_precision == "no"
+
+
+def test_our_variable_beats_the_peers(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
+    monkeypatch.setenv("ACCEL_GRADIENT_ACCUMULATION_STEPS", "3")
+    assert Accelerator(cpu=True).gradient_accumulation_steps == 3
+
+
+def test_a_plugin_and_the_same_number_agree_and_another_number_does_not():
+    plugin = GradientAccumulationPlugin(num_steps=2)
+    assert Accelerator(cpu=True, gradient_accumulation_plugin=plugin).gradient_accumulation_steps == 2
+    agreeing = Accelerator(cpu=True, gradient_accumulation_steps=2, gradient_accumulation_plugin=plugin)
+    assert agreeing.gradient_accumulation_steps == 2
+    with pytest.raises(SettingError, match=r"gradient_accumulation_steps=3 contradicts .*num_steps=2"):
+        Accelerator(cpu=True, gradient_accumulation_steps=3, gradient_accumulation_plugin=plugin)
+
+
+@pytest.mark.parametrize("steps", [0, -1, 1.5, "two"])
+def test_accumulation_steps_that_are_not_allowed(steps):
+    with pytest.raises(SettingError, match="gradient_accumulation_steps"):
+        Accelerator(cpu=True, gradient_accumulation_steps=steps)
+
+
+def test_an_unknown_precision_names_the_allowed_ones():
+    with pytest.raises(ValueError, match=r"'bf17' is not allowed.*bf16"):
+        Accelerator(cpu=True, mixed_precision="bf17")
+
+
+def test_fp8_is_refused_with_a_way_out():
+    with pytest.raises(PrecisionError, match="bf16"):
+        Accelerator(cpu=True, mixed_precision="fp8")
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "deepspeed_plugin",
+        "deepspeed_plugins",
+        "fsdp_plugin",
+        "torch_tp_plugin",
+        "megatron_lm_plugin",
+        "dynamo_backend",
+        "dynamo_plugin",
+        "parallelism_config",
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(argument):
+    with pytest.raises(SettingError, match=rf"Accelerator\({argument}='inductor'\) cannot be honoured.*Way out"):
+        Accelerator(cpu=True, **{argument: "inductor"})
+
+
+def test_no_compilation_asks_for_nothing():
+    assert Accelerator(cpu=True, dynamo_backend="no").num_processes == 1
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("ACCELERATE_USE_FSDP", "true"),
+        ("ACCELERATE_USE_DEEPSPEED", "true"),
+        ("ACCELERATE_USE_MEGATRON_LM", "true"),
+        ("ACCELERATE_USE_PARALLELISM_CONFIG", "true"),
+        ("ACCELERATE_DYNAMO_BACKEND", "INDUCTOR"),
+    ],
+)
+def test_what_a_launcher_asks_for_is_refused_too(monkeypatch, variable, value):
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(SettingError, match=rf"environment {variable}.*cannot be honoured"):
+        Accelerator(cpu=True)
+
+
+def test_two_handlers_of_one_class_and_an_unknown_one_are_errors():
+    with pytest.raises(SettingError, match="two AutocastKwargs"):
+        Accelerator(cpu=True, kwargs_handlers=[AutocastKwargs(), AutocastKwargs(enabled=False)])
+    with pytest.raises(SettingError, match="which nothing here reads"):
+        Accelerator(cpu=True, kwargs_handlers=["autocast"])
+
+
+def test_split_batches_is_deprecated_and_must_not_contradict():
+    with pytest.warns(FutureWarning, match="DataLoaderConfiguration"):
+        assert Accelerator(cpu=True, split_batches=True).split_batches
+    with pytest.warns(FutureWarning), pytest.raises(SettingError, match="contradicts"):
+        Accelerator(cpu=True, split_batches=True, dataloader_config=DataLoaderConfiguration())
+
+
+def test_two_project_directories_contradict(tmp_path):
+    with pytest.raises(SettingError, match="contradicts"):
+        Accelerator(cpu=True, project_dir="a", project_config=ProjectConfiguration(project_dir="b"))
+    accelerator = Accelerator(cpu=True, project_dir=tmp_path)
+    assert accelerator.project_dir == accelerator.logging_dir == str(tmp_path)
+
+
+def test_accelerators_with_other_settings_live_side_by_side():
+    first = Accelerator(cpu=True, mixed_precision="bf16", gradient_accumulation_steps=2)
+    second = Accelerator(cpu=True, gradient_accumulation_steps=3)
+    assert (first.mixed_precision, second.mixed_precision) == ("bf16", "no")
+    assert (first.gradient_accumulation_steps, second.gradient_accumulation_steps) == (2, 3)
+    assert AcceleratorState() is second.state
+    assert GradientState() is second.gradient_state
+
+
+def test_explain_names_what_was_resolved():
+    text = Accelerator(cpu=True, mixed_precision="bf16", gradient_accumulation_steps=2).explain()
+    for part in ("rank 0 of 1 on cpu", "bf16", "micro-batches per update: 2", "autocast"):
+        assert part in text
+
+
+def test_the_facade_stays_small_enough_to_read():
+    lines = len(Path(inspect.getfile(accel.accelerator)).read_text().splitlines())
+    assert lines < 900
+
+
+def test_cpu_ignores_every_accelerator():
+    assert Accelerator(cpu=True).device == torch.device("cpu")

@@ -1,0 +1,106 @@
+"""The Accelerator on two ranks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+
+def _metrics(length: int, batch_size: int):
+    from accel import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    loader = accelerator.prepare(DataLoader(torch.arange(length), batch_size=batch_size))
+    seen = [accelerator.gather_for_metrics(batch) for batch in loader]
+    return torch.cat(seen).tolist()
+
+
+@pytest.mark.parametrize(("length", "batch_size"), [(9, 5), (9, 2), (16, 4), (1, 3), (7, 1)])
+def test_metrics_are_gathered_over_each_sample_once(ranks, length, batch_size):
+    for seen in ranks(_metrics, 2, length, batch_size):
+        assert sorted(seen) == list(range(length))
+
+
+def _triggers():
+    from accel import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    answers = [accelerator.check_trigger()]
+    if accelerator.process_index == 1:
+        accelerator.set_trigger()
+    return [*answers, accelerator.check_trigger(), accelerator.check_trigger()]
+
+
+def test_a_trigger_on_one_rank_is_seen_once_by_all(ranks):
+    assert ranks(_triggers, 2) == [[False, True, False]] * 2
+
+
+def _gradients():
+    from accel import Accelerator
+
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    model = accelerator.prepare(model)
+    found = []
+    for value in (1.0, 3.0):
+        with accelerator.accumulate(model):
+            accelerator.backward(model(torch.full((1, 1), value * (1 + accelerator.process_index))).sum())
+        found.append(model.module.weight.grad.item())
+    return type(model).__name__, type(accelerator.unwrap_model(model)).__name__, found
+
+
+def test_gradients_stay_local_inside_a_window_and_are_averaged_at_its_end(ranks):
+    first, second = ranks(_gradients, 2)
+    assert first[:2] == ("DistributedDataParallel", "Linear")
+    assert (first[2], second[2]) == ([0.5, 3.0], [1.0, 3.0])
+
+
+def _collectives():
+    from accel import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    rank = accelerator.process_index
+    padded = accelerator.pad_across_processes(torch.ones(rank + 1))
+    with accelerator.split_between_processes(["a", "b", "c"]) as part:
+        mine = list(part)
+    with accelerator.main_process_first():
+        pass
+    return {
+        "gathered": accelerator.gather(torch.tensor([rank])).tolist(),
+        "summed": accelerator.reduce(torch.tensor([rank + 1.0])).tolist(),
+        "padded": padded.tolist(),
+        "objects": accelerator.gather_object([{"rank": rank}]),
+        "mine": mine,
+    }
+
+
+def test_collectives_of_the_facade(ranks):
+    first, second = ranks(_collectives, 2)
+    assert first["gathered"] == second["gathered"] == [0, 1]
+    assert first["summed"] == second["summed"] == [3.0]
+    assert (first["padded"], second["padded"]) == ([1.0, 0.0], [1.0, 1.0])
+    assert first["objects"] == [{"rank": 0}, {"rank": 1}]
+    assert (first["mine"], second["mine"]) == (["a", "b"], ["c"])
+
+
+def _scheduler(per):
+    from accel import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    scheduler = accelerator.prepare_scheduler(scheduler, per=per)
+    accelerator.backward(model(torch.ones(1, 1)).sum())
+    optimizer.step()
+    scheduler.step()
+    return optimizer.param_groups[0]["lr"]
+
+
+def test_a_schedule_moves_in_the_unit_that_it_was_counted_in(ranks):
+    assert ranks(_scheduler, 2, "update") == [0.5, 0.5]
+    assert ranks(_scheduler, 2, "sample") == [0.25, 0.25]
