@@ -284,23 +284,29 @@ def _compare_one(
 
 
 def _restore_rng(opened: _Opened, world: World) -> None:
-    """This rank's generators as saved; else seeded by the rule (seed, rank); else left, with a warning."""
-    from accel_state import restore_rng_state, seed_for_rank, set_seed
+    """This rank's generators as saved; else seeded by the rule (seed, rank); else left, with a warning.
 
-    name, files = rng_file(world.rank), opened.manifest.files
-    if name in files:
+    The run's seed is set first, so that it is known again and the next checkpoint records it too.
+    """
+    from accel_state import capture_rng_state, restore_rng_state, seed_for_rank, set_seed
+
+    name, manifest = rng_file(world.rank), opened.manifest
+    if name in manifest.files:
         path = data_path(opened.directory, name)
-        restore_rng_state(decode(load_json(read_json_bytes(path), str(path)), {}, where=str(path)))
-        return
-    if rng_file(0) not in files:
-        reason = "was saved with rng=False"
-    elif opened.manifest.seed is None:
-        reason = f"was saved on {opened.manifest.world_size} rank(s) and records no seed (call set_seed before saving)"
+        state = decode(load_json(read_json_bytes(path), str(path)), {}, where=str(path))
+    elif rng_file(0) in manifest.files and manifest.seed is not None:
+        set_seed(seed_for_rank(manifest.seed, world.rank))
+        state = capture_rng_state()
     else:
-        set_seed(seed_for_rank(opened.manifest.seed, world.rank))
+        reason = "was saved with rng=False"
+        if rng_file(0) in manifest.files:
+            reason = f"was saved on {manifest.world_size} rank(s) and records no seed (call set_seed before saving)"
+        warnings.warn(
+            f"{opened.directory} {reason}: the random generators of rank {world.rank} go on as they are.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
         return
-    warnings.warn(
-        f"{opened.directory} {reason}: the random generators of rank {world.rank} go on as they are.",
-        RuntimeWarning,
-        stacklevel=2,
-    )
+    if manifest.seed is not None:
+        set_seed(manifest.seed)
+    restore_rng_state(state)

@@ -1,0 +1,95 @@
+"""`accel ckpt list | inspect | verify`. Imports torch only when run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the subcommand `ckpt`. A command's exit status is what its `func` returns."""
+    parser = subparsers.add_parser("ckpt", help="list, inspect and verify checkpoints")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    for name, function, text in (
+        ("list", _list, "the committed checkpoints in a directory, oldest first"),
+        ("inspect", _inspect, "what one checkpoint holds"),
+        ("verify", _verify, "check every file's size and checksum"),
+    ):
+        action = actions.add_parser(name, help=text, description=text)
+        action.add_argument("directory", type=Path)
+        action.set_defaults(func=function)
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from accel_state.errors import CheckpointError, CheckpointNotFoundError
+
+    from .manifest import manifest_path, read_manifest
+
+    directory: Path = arguments.directory
+    if not directory.is_dir():
+        raise CheckpointNotFoundError(f"there is no directory {directory}")
+    lines, damaged = [], []
+    for path in sorted(directory.iterdir()):
+        if path.name.startswith(".") or (found := manifest_path(path)) is None:
+            continue
+        try:
+            manifest = read_manifest(found)
+        except CheckpointError as error:
+            damaged.append(f"{path.name}: {error}")
+            continue
+        size_bytes = sum(entry.size_bytes for entry in manifest.files.values())
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.created_unix_s))
+        metrics = " ".join(f"{name}={value:g}" for name, value in manifest.metrics.items())
+        step = -1 if manifest.step is None else manifest.step
+        lines.append((step, f"{path.name:24} {when}  {_size(size_bytes):>11}  {metrics}".rstrip()))
+    print("\n".join([line for _, line in sorted(lines)] + damaged) or f"no checkpoint in {directory}")
+    return 1 if damaged else 0
+
+
+def _inspect(arguments: argparse.Namespace) -> int:
+    from .commit import real_directory
+    from .load import require_checkpoint
+    from .manifest import read_manifest
+
+    manifest = read_manifest(require_checkpoint(real_directory(arguments.directory)))
+    _print(step=manifest.step, seed=manifest.seed, ranks=manifest.world_size, **manifest.metrics, **manifest.versions)
+    if manifest.metadata is not None:
+        print(f"metadata: {json.dumps(manifest.metadata)}")
+    for name, entry in manifest.objects.items():
+        print(f"{name}: {entry.kind} {entry.type}, {len(entry.tensors)} tensors")
+        for key, tensor in entry.tensors.items():
+            print(f"  {key}: {tensor.dtype} {list(tensor.shape)} in {tensor.file}")
+        for alias, first in entry.aliases.items():
+            print(f"  {alias}: tied to {first}")
+    for name, file in manifest.files.items():
+        print(f"{name}: {_size(file.size_bytes)}, xxh3_128 {file.xxh3_128}")
+    return 0
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    from accel_state.errors import CheckpointError
+
+    from .load import verify_checkpoint
+
+    try:
+        manifest = verify_checkpoint(arguments.directory)
+    except CheckpointError as error:
+        print(error)
+        return 1
+    print(f"{arguments.directory}: {len(manifest.files)} files are whole")
+    return 0
+
+
+def _print(**values: Any) -> None:
+    print(", ".join(f"{name}: {value}" for name, value in values.items()))
+
+
+def _size(size_bytes: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size_bytes < 1024:
+            return f"{size_bytes:.1f} {unit}"
+        size_bytes /= 1024
+    return f"{size_bytes:.1f} TiB"
