@@ -2,8 +2,12 @@
 
 import json
 import sys
+from types import ModuleType
+
+import pytest
 
 from accel_launch import Target, make_plan, resolve_config
+from accel_state.errors import LaunchError
 from accel_state.topology import Topology
 
 TARGET = Target(__file__, ("--lr", "0.1"))
@@ -38,6 +42,23 @@ def test_another_launchers_variables_are_not_inherited():
     assert two.removed == ("MASTER_PORT",)  # a free one follows at the start
     assert two.ranks[1].environment["RANK"] == "1"
     assert two.address == "127.0.0.1"
+
+
+def test_as_accelerate_puts_the_alias_in_front_of_the_path(monkeypatch):
+    umbrella = ModuleType("accel.compat")
+    umbrella.child_environment = lambda environ: {"PYTHONPATH": f"/alias:{environ['PYTHONPATH']}"}
+    monkeypatch.setitem(sys.modules, "accel", ModuleType("accel"))
+    monkeypatch.setitem(sys.modules, "accel.compat", umbrella)
+    around = {"PYTHONPATH": "/mine"}
+    assert planned({"as_accelerate": True}, around).ranks[0].environment["PYTHONPATH"] == "/alias:/mine"
+    assert "PYTHONPATH" not in planned({}, around).ranks[0].environment
+
+
+def test_as_accelerate_needs_the_umbrella(monkeypatch):
+    monkeypatch.setitem(sys.modules, "accel", ModuleType("accel"))
+    monkeypatch.setitem(sys.modules, "accel.compat", None)
+    with pytest.raises(LaunchError, match="needs the package accel"):
+        planned({"as_accelerate": True})
 
 
 def test_rendezvous_as_asked():

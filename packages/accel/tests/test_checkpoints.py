@@ -75,6 +75,19 @@ def test_automatic_naming_counts_and_keeps_the_newest(tmp_path):
     assert (tmp_path / "checkpoints" / "checkpoint_3").is_dir()
 
 
+@pytest.mark.parametrize("automatic", [False, True])
+def test_a_save_in_the_background_holds_the_state_of_the_call(tmp_path, automatic):
+    run = Run(tmp_path, automatic_checkpoint_naming=automatic)
+    run.train(3)
+    handle = run.accelerator.save_state(None if automatic else tmp_path / "state", blocking=False)
+    expected = run.train(4)
+    directory = handle.wait()
+    run.accelerator.end_training()
+    again = Run(tmp_path, seed=99)
+    again.accelerator.load_state(directory)
+    assert again.train(4) == expected
+
+
 def test_loading_without_a_directory_needs_automatic_naming_and_a_checkpoint(tmp_path):
     with pytest.raises(CheckpointNotFoundError, match="automatic_checkpoint_naming"):
         Run(tmp_path).accelerator.load_state()

@@ -227,6 +227,12 @@ def test_a_module_runs_unmodified(run: Run, tmp_path: Path) -> None:
     assert run("", "-m", "accel.compat", "-m", "job", "-x") == f"__main__ {API_LEVEL} -x"
 
 
+def test_the_launcher_runs_a_script_unmodified(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("import accelerate\nprint(accelerate.__version__)\n")
+    command = ("-m", "accel", "launch", "--cpu", "--num-processes", "2", "--as-accelerate", "script.py")
+    assert run("", *command).split() == [API_LEVEL, API_LEVEL]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"), [(("nothing.py",), "there is no script 'nothing.py'"), ((), "usage:"), (("-m",), "usage:")]
 )

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from accel_launch.config import LaunchConfig, Target, chosen_gpus
+from accel_state.errors import LaunchError
 from accel_state.settings import worker_environment
 
 # What another launcher around us may have left; our ranks must not take it for theirs.
@@ -117,7 +118,23 @@ def _shared_environment(config: LaunchConfig, environ: Mapping[str, str]) -> dic
     gpus = chosen_gpus(config.value("gpu_ids"))
     if gpus is not None:
         variables["CUDA_VISIBLE_DEVICES"] = gpus
+    if config.value("as_accelerate"):
+        variables["PYTHONPATH"] = _alias_path(environ)
     return variables
+
+
+def _alias_path(environ: Mapping[str, str]) -> str:
+    """PYTHONPATH with the folder that answers `import accelerate` in front; the umbrella package brings it."""
+    import importlib
+
+    try:
+        compat = importlib.import_module("accel.compat")
+    except ModuleNotFoundError as error:
+        raise LaunchError(
+            "--as-accelerate needs the package accel, which is not installed: pip install accel"
+        ) from error
+    path: str = compat.child_environment(environ)["PYTHONPATH"]
+    return path
 
 
 def _command(target: Target) -> tuple[str, ...]:

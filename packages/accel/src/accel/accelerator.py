@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from accel_ckpt import ProjectConfiguration
+from accel_ckpt import ProjectConfiguration, SaveHandle
 from accel_data import DataLoaderConfiguration, DataLoaderShard
 from accel_data import gather_for_metrics as gather_for_metrics_of
 from accel_data import skip_first_batches as skip_first_batches_of
@@ -492,21 +492,29 @@ class Accelerator:
         """
         self._custom_objects.extend(checkpoints.checked(objects))
 
-    def save_state(self, output_dir: str | os.PathLike[str] | None = None, safe_serialization: bool = True) -> str:
+    def save_state(
+        self,
+        output_dir: str | os.PathLike[str] | None = None,
+        safe_serialization: bool = True,
+        *,
+        blocking: bool = True,
+    ) -> str | SaveHandle:
         """Write everything needed to continue, as one transaction. Every rank calls it, at an update's end.
 
         Args:
             output_dir: the checkpoint's directory; with automatic naming it is `checkpoints/checkpoint_<iteration>` in
                 the project's directory instead.
             safe_serialization: False, pickled weights, is refused.
+            blocking: False returns as soon as a private copy of the state exists. One such save is in flight at most:
+                the next save or load waits for it and raises what it failed with.
 
         Returns:
-            The directory that was written.
+            The directory that was written, or a handle to wait for.
 
         Raises:
             CheckpointError: it could not be written; the last checkpoint is intact.
         """
-        return checkpoints.save_state(self, output_dir, safe_serialization)
+        return checkpoints.save_state(self, output_dir, safe_serialization, blocking)
 
     def load_state(self, input_dir: str | os.PathLike[str] | None = None, *, strict: bool = True) -> None:
         """Continue from a checkpoint of any number of ranks. Every rank calls it, after `prepare`.
@@ -551,7 +559,8 @@ class Accelerator:
         return self.tracker_set.get(name, unwrap)
 
     def end_training(self) -> None:
-        """Finish the trackers and leave the process group. Harmless a second time."""
+        """Wait for saves in the background, finish the trackers, leave the process group. Harmless a second time."""
+        checkpoints.wait_for_saves(self)
         self.tracker_set.finish()
         self.state.destroy_process_group()
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accel_ckpt import Checkpointer, latest, load_checkpoint, save_checkpoint
+from accel_ckpt import Checkpointer, SaveHandle, latest, load_checkpoint, save_checkpoint, save_in_background
 from accel_parallel import Prepared
 from accel_state import Stateful
 from accel_state.errors import CheckpointError, CheckpointNotFoundError, SettingError
@@ -69,8 +69,11 @@ def checked(objects: Sequence[Any]) -> Sequence[Any]:
 
 
 def save_state(
-    accelerator: Accelerator, output_dir: str | os.PathLike[str] | None, safe_serialization: bool = True
-) -> str:
+    accelerator: Accelerator,
+    output_dir: str | os.PathLike[str] | None,
+    safe_serialization: bool = True,
+    blocking: bool = True,
+) -> str | SaveHandle:
     """Save `everything`; see `Accelerator.save_state`."""
     if not safe_serialization:
         raise CheckpointError(
@@ -85,7 +88,11 @@ def save_state(
                 "save_state() needs output_dir, or ProjectConfiguration(project_dir=..., "
                 "automatic_checkpoint_naming=True), which names checkpoints by itself"
             )
-        return os.fspath(save_checkpoint(output_dir, objects))
+        wait_for_saves(accelerator)
+        if blocking:
+            return os.fspath(save_checkpoint(output_dir, objects))
+        accelerator.registry.pending_saves.append(handle := save_in_background(output_dir, objects))
+        return handle
     checkpointer = _automatic(accelerator)
     taken = checkpointer.directory / f"{PREFIX}{project.iteration}"
     if taken.exists():
@@ -93,14 +100,28 @@ def save_state(
             f"{taken} exists already and belongs to an earlier run: load_state() first to continue that run, choose "
             "another project_dir, or set project_configuration.iteration to a free number"
         )
-    path = checkpointer.save(project.iteration, **objects)
+    saved = checkpointer.save(project.iteration, blocking=blocking, **objects)
     project.iteration += 1
-    return os.fspath(path)
+    return saved if isinstance(saved, SaveHandle) else os.fspath(saved)
+
+
+def wait_for_saves(accelerator: Accelerator) -> None:
+    """Wait for saves that go on in the background. Every rank calls it.
+
+    Raises:
+        CheckpointError: one failed.
+    """
+    pending = accelerator.registry.pending_saves
+    while pending:
+        pending.pop(0).wait()
+    for checkpointer in accelerator.registry.checkpointers.values():
+        checkpointer.wait()
 
 
 def load_state(accelerator: Accelerator, input_dir: str | os.PathLike[str] | None, strict: bool = True) -> None:
     """Load `everything`; see `Accelerator.load_state`."""
     project = accelerator.project_configuration
+    wait_for_saves(accelerator)
     objects = everything(accelerator)
     if input_dir is not None:
         load_checkpoint(input_dir, objects, strict=strict)
@@ -128,5 +149,7 @@ def _automatic(accelerator: Accelerator) -> Checkpointer:
     project = accelerator.project_configuration
     if project.project_dir is None:
         raise SettingError("automatic_checkpoint_naming needs a project_dir in ProjectConfiguration or Accelerator")
-    keep = None if project.total_limit is None else latest(project.total_limit)
-    return Checkpointer(Path(project.project_dir) / "checkpoints", keep=keep, prefix=PREFIX)
+    directory = Path(project.project_dir) / "checkpoints"
+    checkpointer = accelerator.registry.checkpointers.setdefault(directory, Checkpointer(directory, prefix=PREFIX))
+    checkpointer.keep = None if project.total_limit is None else latest(project.total_limit)
+    return checkpointer

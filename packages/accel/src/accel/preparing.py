@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -12,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
+from accel_ckpt import Checkpointer, SaveHandle
 from accel_data import DataLoaderShard
 from accel_data import prepare_data_loader as shard_data_loader
 from accel_parallel import AcceleratedOptimizer, AcceleratedScheduler, NativeEngine, Plan, PlanContext, ddp, single
@@ -27,16 +29,18 @@ logger = get_logger("accel")
 
 @dataclass(frozen=True, kw_only=True)
 class Registry:
-    """What an Accelerator prepared or was told to checkpoint, in order; `free_memory` empties it."""
+    """What an Accelerator holds for the run: objects in order, which `free_memory` lets go, and saves under way."""
 
     models: list[nn.Module] = field(default_factory=list)
     optimizers: list[AcceleratedOptimizer] = field(default_factory=list)
     schedulers: list[AcceleratedScheduler] = field(default_factory=list)
     dataloaders: list[Any] = field(default_factory=list)
     custom_objects: list[Any] = field(default_factory=list)
+    checkpointers: dict[Path, Checkpointer] = field(default_factory=dict)
+    pending_saves: list[SaveHandle] = field(default_factory=list)
 
     def clear(self) -> None:
-        """Let go of everything."""
+        """Let go of the objects."""
         for held in (self.models, self.optimizers, self.schedulers, self.dataloaders, self.custom_objects):
             held.clear()
 

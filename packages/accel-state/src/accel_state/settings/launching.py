@@ -47,4 +47,11 @@ SETTINGS: tuple[Setting, ...] = (
         minimum=0,
         for_workers=False,
     ),
+    define(
+        "as_accelerate",
+        bool,
+        False,
+        "Let the script's `import accelerate` find accel, see accel.compat.",
+        for_workers=False,
+    ),
 )
