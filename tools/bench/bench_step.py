@@ -1,7 +1,7 @@
 """What a prepared step costs beyond a bare torch step, on a model so small that little else is left.
 
-Each measurement is a process of its own (``measured_step.py``) that runs a bare loop and a prepared one in alternate
-blocks and tells the difference of their medians per step. The bare twin of the bf16 row runs under ``torch.autocast``.
+Each measurement is a process of its own (``measured_step.py``) that runs a bare step and a prepared one in turn and
+tells the difference of their medians. The bare twin of the bf16 row runs under ``torch.autocast``.
 Bound: at most a tenth of what the peer adds.
 """
 

@@ -193,7 +193,8 @@ def _set_up(state: State, keys: dict[str, str], torch: str) -> None:
 def _venv_works() -> bool:
     """Whether there is an environment to build on, ours or one that somebody made by hand."""
     check = "import sys, pip; sys.exit(sys.version_info < (3, 11))"
-    return os.access(PYTHON, os.X_OK) and subprocess.run([PYTHON, "-c", check], check=False).returncode == 0
+    command = [PYTHON, "-c", check]
+    return os.access(PYTHON, os.X_OK) and subprocess.run(command, check=False, capture_output=True).returncode == 0
 
 
 def _make_venv() -> None:

@@ -142,7 +142,7 @@ def _describe_class(cls: type[Any]) -> dict[str, Any]:
         if isinstance(member, staticmethod | classmethod):
             described[name] = parameters_of(getattr(cls, name))
         elif inspect.isfunction(member):
-            described[name] = parameters_of(member)
+            described[name] = parameters_of(member)[1:]  # without self
         elif isinstance(member, property):
             described[name] = "property" if member.fset is None else "property, can be set"
     return described
