@@ -1,0 +1,1 @@
+from accel_state.testing import ranks  # noqa: F401
