@@ -186,6 +186,14 @@ def test_wrappers_do_not_change_names(tmp_path):
     assert weights(fresh) == weights(net)
 
 
+def test_a_model_that_holds_a_scheduler_is_still_the_model(tmp_path):
+    net, _, sched = trained()
+    net.scheduler = sched
+    save_checkpoint(tmp_path / "c", {"net": net})
+    assert verify_checkpoint(tmp_path / "c").objects["net"].type == "Sequential"
+    assert load_file(tmp_path / "c" / "model.safetensors").keys() == net.state_dict().keys()
+
+
 def test_another_number_type_is_converted_with_a_warning(tmp_path):
     save_checkpoint(tmp_path / "c", {"net": nn.Linear(2, 2)})
     half = nn.Linear(2, 2).bfloat16()

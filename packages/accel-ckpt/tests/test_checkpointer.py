@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -259,6 +261,19 @@ def test_two_background_saves_to_one_place_are_refused(tmp_path, monkeypatch):
     gate.open.set()
     verify_checkpoint(handle.wait())
     assert names(tmp_path) == ["c"]
+
+
+def test_the_process_does_not_exit_before_the_commit(tmp_path):
+    code = f"""
+import time
+import accel_ckpt.save as module
+from accel_ckpt import Checkpointer
+original = module.write_snapshot
+module.write_snapshot = lambda *args: time.sleep(0.5) or original(*args)
+Checkpointer({str(tmp_path)!r}).save(1, blocking=False)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    verify_checkpoint(tmp_path / "step-1")
 
 
 def test_an_error_of_what_follows_the_commit_is_raised_by_wait(tmp_path):

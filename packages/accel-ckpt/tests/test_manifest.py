@@ -108,6 +108,7 @@ def test_names_that_lead_elsewhere_are_refused(tmp_path, name):
         (["objects", "net", "tensors", "weight", "shape"], [1 << 40, 1 << 40]),
         (["objects", "net", "tensors", "weight", "file"], "elsewhere"),
         (["objects", "net", "aliases"], {"a": 1}),
+        (["objects", "net", "aliases"], {"a": "absent"}),
         (["metrics"], {"loss": "low"}),
         (["step"], 1.5),
         (["world_size"], None),

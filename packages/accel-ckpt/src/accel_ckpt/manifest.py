@@ -196,11 +196,14 @@ def _object_entry(entry: dict[str, Any], files: Mapping[str, FileEntry]) -> Obje
     for key, tensor in tensors.items():
         if tensor.file not in files:
             raise ValueError(f"tensor {key!r} lies in {tensor.file!r}, which is not among the files")
+    aliases = _strings(entry["aliases"])
+    if lost := set(aliases.values()) - tensors.keys():
+        raise ValueError(f"aliases of {sorted(lost)}, which are not among the tensors")
     return ObjectEntry(
         kind=entry["kind"],
         type=str(entry["type"]),
         tensors=tensors,
-        aliases=_strings(entry["aliases"]),
+        aliases=aliases,
         shapes={name: _shape(shape) for name, shape in entry["shapes"].items()},
     )
 

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from .codec import Codec, Encoder, decode
 from .manifest import ObjectEntry
 from .names import STATE_TENSORS_NAME
-from .objects import Captured, plain, shape_text, shared_shape, type_name
+from .objects import Captured, plain_model, shape_text, shared_shape, type_name
 from .tensors import TensorEntry, check_storable, same_memory_key
 
 
 def capture_model(name: str, model: nn.Module, codecs: Sequence[Codec]) -> Captured:
     """The model's state_dict, without copying it."""
-    state = plain(model).state_dict()
+    state = plain_model(model).state_dict()
     bulk: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
     first_by_memory: dict[Any, str] = {}
@@ -52,7 +52,7 @@ def compare_model(
     name: str, model: nn.Module, entry: ObjectEntry, tree: Any, tensors: Mapping[str, Tensor]
 ) -> tuple[list[str], set[str]]:
     """Differences in words, and the names that cannot be loaded because their shape or kind differs."""
-    saved, here = _entries(entry, tree), plain(model).state_dict()
+    saved, here = _entries(entry, tree), plain_model(model).state_dict()
     lines = [f"{name}.{key}: missing in the checkpoint" for key in here if key not in saved]
     lines += [f"{name}.{key}: only in the checkpoint" for key in saved if key not in here]
     unfit: set[str] = set()
@@ -100,7 +100,7 @@ def load_model(
 
     Warns where a weight changes its type on the way.
     """
-    target = plain(model)
+    target = plain_model(model)
     state: OrderedDict[str, Any] = OrderedDict()
     for key, tensor in tensors.items():
         if key not in unfit and entry.tensors[key].file != STATE_TENSORS_NAME:

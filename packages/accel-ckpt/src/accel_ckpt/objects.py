@@ -68,28 +68,28 @@ def check_objects(objects: Mapping[str, Any]) -> None:
             raise CheckpointError(f"{first!r} and {name!r} are the same object; pass it once")
 
 
-def plain(value: Any) -> Any:
-    """The object inside wrappers whose state has other names or none of its own.
-
-    DistributedDataParallel, DataParallel and compiled modules prefix the names of parameters; wrapped optimizers and
-    schedulers are called by the class that they wrap.
-    """
+def plain_model(model: nn.Module) -> nn.Module:
+    """The module inside wrappers that prefix its parameters' names: data parallel ones and torch.compile's."""
     while True:
-        if isinstance(value, nn.parallel.DistributedDataParallel | nn.DataParallel):
-            value = value.module
-        elif isinstance(value, nn.Module) and "_orig_mod" in value._modules:  # noqa: SLF001 - torch's own mark
-            value = value._modules["_orig_mod"]  # noqa: SLF001
-        elif hasattr(value, "param_groups") and hasattr(value, "optimizer"):
-            value = value.optimizer
-        elif hasattr(getattr(value, "scheduler", None), "state_dict"):
-            value = value.scheduler
+        if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            model = model.module
+        elif isinstance(inner := model._modules.get("_orig_mod"), nn.Module):  # noqa: SLF001 - torch.compile's mark
+            model = inner
         else:
-            return value
+            return model
 
 
 def type_name(value: Any) -> str:
-    """The class's name, of the innermost object."""
-    return type(plain(value)).__qualname__.rpartition("<locals>.")[2]
+    """The class's name; of a wrapped model, optimizer or scheduler that of the innermost one."""
+    if isinstance(value, nn.Module):
+        value = plain_model(value)
+    elif hasattr(value, "param_groups"):
+        while hasattr(value, "optimizer"):
+            value = value.optimizer
+    else:
+        while isinstance(getattr(value, "scheduler", None), Stateful):
+            value = value.scheduler
+    return type(value).__qualname__.rpartition("<locals>.")[2]
 
 
 # ---------------------------------------------------------------- anything with a state

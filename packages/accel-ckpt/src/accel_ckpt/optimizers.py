@@ -18,7 +18,7 @@ from accel_state.errors import CheckpointError
 
 from .codec import Codec, Encoder, decode
 from .manifest import ObjectEntry
-from .objects import Captured, plain, shape_text, shared_shape, type_name
+from .objects import Captured, plain_model, shape_text, shared_shape, type_name
 
 
 def parameter_names(objects: Mapping[str, Any]) -> dict[int, str]:
@@ -26,7 +26,7 @@ def parameter_names(objects: Mapping[str, Any]) -> dict[int, str]:
     names: dict[int, str] = {}
     for name, value in objects.items():
         if isinstance(value, nn.Module):
-            for key, parameter in plain(value).named_parameters():
+            for key, parameter in plain_model(value).named_parameters():
                 names.setdefault(id(parameter), f"{name}.{key}")
     return names
 
