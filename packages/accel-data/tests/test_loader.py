@@ -2,6 +2,8 @@
 
 import copy
 import gc
+import subprocess
+import sys
 import weakref
 
 import pytest
@@ -339,3 +341,8 @@ def test_copies_have_workers_of_their_own():
     loader = prepared(DataLoader(DATA, batch_size=2, num_workers=1, persistent_workers=True), world=1)
     next(iter(loader))
     assert flat(copy.copy(loader)) == flat(loader)
+
+
+def test_importing_the_package_costs_no_torch():
+    code = "import sys, accel_data; assert 'torch' not in sys.modules; assert 'prepare_data_loader' in dir(accel_data)"
+    subprocess.run([sys.executable, "-c", code], check=True)

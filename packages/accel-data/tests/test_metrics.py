@@ -82,11 +82,16 @@ def warned(make, size=5, length=9):
 
 
 def test_a_mean_over_fill_up_samples_warns(ranks):
-    quiet, told = ranks(warned, 2, lambda batch: batch.mean())
-    assert [len(value) for value in told[0]] == [2]
-    assert not quiet[1]  # rank 0's part of the last batch is all real
-    assert len(told[1]) == 1
-    assert "weighted_mean" in told[1][0]
+    for values, heard in ranks(warned, 2, lambda batch: batch.mean()):  # also where all of the rank's part is real
+        assert [len(value) for value in values] == [2]
+        assert len(heard) == 1
+        assert "weighted_mean" in heard[0]
+
+
+def test_a_mean_over_real_samples_is_let_through(ranks):
+    for values, heard in ranks(warned, 2, lambda batch: batch.mean(), length=10):
+        assert values[0].tolist() == [2.0, 7.0]
+        assert not heard
 
 
 def test_values_that_do_not_belong_to_samples_are_kept_with_a_warning(ranks):

@@ -20,13 +20,17 @@ _BLOCK_ITEMS = 4096  # indices converted to Python integers at a time: amortises
 
 @dataclass(frozen=True)
 class Tail:
-    """This rank's last batch: how many samples it holds, and how many of them are not padding.
+    """The last batch of a pass.
 
-    Both None where an item is not a list of samples (`batch_size=None`) and real.
+    Args:
+        size: samples in this rank's batch; an item that is no list of samples counts as one.
+        real: how many of them are not padding.
+        is_padded: whether any rank's last batch holds padding.
     """
 
-    size: int | None
-    real: int | None
+    size: int
+    real: int
+    is_padded: bool
 
 
 class Feed(Protocol):
@@ -64,7 +68,11 @@ class KnownFeed:
         self.tail: Tail | None = None
         if self.total:
             real = partition.real_in_batch(remaining, self.total - 1)
-            self.tail = Tail(size=partition.batch_size if partition.pads else real, real=real)
+            self.tail = Tail(
+                size=partition.batch_size if partition.pads else real,
+                real=real,
+                is_padded=partition.pads and self.remainder > 0,
+            )
 
     def __iter__(self) -> Iterator[list[int]]:
         full = min(max(len(self._order) - self._start, 0) // self._partition.round_size, self.total or 0)

@@ -62,11 +62,9 @@ def weighted_mean(value: Tensor | float, count: Tensor | float) -> Tensor:
 
 
 def _padded_tail(loader: Any) -> Tail | None:
-    """The last batch of the loader being read, if it has been handed out and is partly padding on this rank."""
+    """The last batch of the loader being read, if it has been handed out and some rank's is partly padding."""
     tail: Tail | None = getattr(loader, "tail", None)
-    if tail is None or tail.real == tail.size:
-        return None
-    return tail
+    return tail if tail is not None and tail.is_padded else None
 
 
 def _all_tensors(data: Any) -> bool:
@@ -86,8 +84,6 @@ def _as_items(data: Any) -> list[Any]:
 def _real_items(items: list[Any], tail: Tail | None) -> list[Any]:
     if tail is None:
         return items
-    if not tail.real:
-        return []
     kept = _num_kept(len(items), tail)
     return items if kept is None else items[:kept]
 
@@ -109,7 +105,9 @@ def _cutter(tail: Tail) -> Callable[[Tensor], Tensor]:
 
 def _num_kept(length: int, tail: Tail) -> int | None:
     """How many of `length` values belong to real samples; None, with a warning, where that cannot be told."""
-    if tail.size and tail.real is not None and length % tail.size == 0:
+    if not tail.real:
+        return 0
+    if length % tail.size == 0:
         return length // tail.size * tail.real
     warnings.warn(
         f"gather_for_metrics got {length} values for a last batch of {tail.size} samples, {tail.real} of them real: "

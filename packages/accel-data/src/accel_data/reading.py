@@ -28,7 +28,7 @@ def sample_portions(sampler: Iterable[Any], partition: Partition, start: int) ->
         if partition.pads:
             read += islice(cycle(opening), partition.round_size - len(read))
         if own := read[first : first + partition.batch_size]:
-            yield Portion(own, Tail(len(own), real), remainder)
+            yield Portion(own, Tail(len(own), real, partition.pads and remainder > 0), remainder)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +103,9 @@ def _portion(read: list[Any], opening: list[Any], deal: BatchDeal, *, is_last: b
     if deal.rank < len(read):
         own = read[deal.rank]
         real = sizes[deal.rank] if deal.rank < len(sizes) else 0
-        yield Portion(own, Tail(len(own) if deal.are_lists else 1, real), remainder)
+        yield Portion(
+            own, Tail(len(own) if deal.are_lists else 1, real, remainder > 0 and deal.even_batches), remainder
+        )
 
 
 def _own_batch_size(deal: BatchDeal) -> int | None:
