@@ -331,6 +331,15 @@ def test_loaders_pickle_with_their_position():
     assert flat(twin) == epoch[2:]
 
 
+def test_loading_while_reading_belongs_to_the_next_iteration():
+    (loader,) = loaders("sequential")
+    iterator = iter(loader)
+    next(iterator)
+    loader.load_state_dict(loader.state_dict() | {"epoch": 5, "samples_consumed": 20})
+    assert sum(1 for _ in iterator) == 11
+    assert (loader.iteration, flat(loader)) == (5, [20, 21, 22, 23])
+
+
 def test_resuming_says_where(caplog):
     (loader,) = loaders("sequential")
     loader.load_state_dict(loader.state_dict() | {"epoch": 4, "samples_consumed": 6})
