@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 
 from accel_ckpt import load_checkpoint, remove_checkpoint, save_checkpoint, verify_checkpoint
 from accel_ckpt.commit import open_staging
-from accel_ckpt.owner import Alive, claim, release, take_over
+from accel_ckpt.owner import Alive, claim, take_over
 from accel_state.errors import CheckpointError
 from accel_testkit.faults import count_calls, failing_at, killed_at
 
@@ -184,7 +185,7 @@ def test_a_live_saver_is_not_disturbed(tmp_path):
         save_checkpoint(tmp_path / "c", {"net": filled(1)})
     save_checkpoint(tmp_path / "d", {"net": filled(2)})
     assert staging.path.is_dir()
-    release(staging.claim_fd)
+    staging.claim.release()
     save_checkpoint(tmp_path / "c", {"net": filled(3)})
     assert names(tmp_path) == ["c", "d"]
 
@@ -193,10 +194,10 @@ def test_a_live_replacement_is_not_disturbed(tmp_path):
     target = tmp_path / "c"
     target.mkdir()
     interrupted(target, 5)
-    fd = take_over(target / ".accel-journal")
+    owner = take_over(target / ".accel-journal")
     with pytest.raises(CheckpointError, match=r"is saving to .* right now"):
         save_checkpoint(target, {"net": filled(1)})
-    release(fd)
+    owner.release()
     save_checkpoint(target, {"net": filled(1)})
     assert loaded(target) == 1
 
@@ -214,12 +215,13 @@ def test_who_comes_second_is_told_and_changes_nothing(tmp_path):
 
 
 def test_a_claim_ends_with_its_descriptor(tmp_path):
-    fd = claim(tmp_path)
+    mine = claim(tmp_path)
     with pytest.raises(Alive) as alive:
         take_over(tmp_path)
     assert alive.value.certain
-    release(fd)
-    release(take_over(tmp_path))
+    mine.release()
+    mine.release()
+    take_over(tmp_path).release()
     (tmp_path / ".accel-owner").unlink()
     assert take_over(tmp_path) is None
 
@@ -231,17 +233,41 @@ def test_without_locks_the_process_id_decides(tmp_path, monkeypatch):
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr(fcntl, "flock", unsupported)
-    release(claim(tmp_path))
+    claim(tmp_path).release()
     with pytest.raises(Alive) as alive:
         take_over(tmp_path)
     assert not alive.value.certain
     owner = tmp_path / ".accel-owner"
     owner.write_text(owner.read_text().replace(f'"pid": {os.getpid()}', '"pid": 4194305'))  # beyond the largest id
-    release(take_over(tmp_path))
+    take_over(tmp_path).release()
     for text in ('{"host": "elsewhere", "pid": 4194305}', "noise"):
         owner.write_text(text)
         with pytest.raises(Alive):
             take_over(tmp_path)
+
+
+@pytest.mark.parametrize("existing", [False, True])
+def test_a_failure_after_the_commit_says_that_it_is_in_force(tmp_path, existing):
+    target = tmp_path / "c"
+
+    def save(value: float = 2) -> None:
+        save_checkpoint(target, {"net": filled(value)})
+
+    def set_up() -> None:
+        shutil.rmtree(target, ignore_errors=True)
+        if existing:
+            save(1)
+
+    set_up()
+    calls = count_calls(save)
+    for number in range(calls.index("rename") + 1, len(calls)):
+        set_up()
+        with failing_at(number, 5), pytest.raises(CheckpointError, match="is in force and can be loaded"):
+            save()
+        assert loaded(target) == 2
+        save(3)
+        assert loaded(target) == 3
+        assert [name for name in names(target) + names(tmp_path) if name.startswith(".")] == []
 
 
 def test_new_parents_are_made(tmp_path):

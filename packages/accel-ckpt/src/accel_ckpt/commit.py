@@ -22,7 +22,7 @@ from accel_state.errors import CheckpointError
 from .durable import flush_directory, make_directories, os_reason
 from .manifest import Manifest, read_manifest
 from .names import JOURNAL_NAME, MANIFEST_NAME, OWNER_NAME, STAGING_MARK, TRASH_MARK
-from .owner import Alive, claim, describe_owner, release, take_over
+from .owner import Alive, Claim, claim, describe_owner, take_over
 
 _STAGING = re.compile(rf"\..+{re.escape(STAGING_MARK)}[0-9a-f]{{16}}")
 _TRASH = re.compile(rf"\..+{re.escape(TRASH_MARK)}[0-9a-f]{{16}}")
@@ -36,13 +36,13 @@ class Staging:
         target: the real path that it will become, or whose files it will replace.
         path: where it is filled.
         replaces: the target existed when the save began.
-        claim_fd: holds the claim while the save runs.
+        claim: tells other savers that this one is alive.
     """
 
     target: Path
     path: Path
     replaces: bool
-    claim_fd: int
+    claim: Claim
 
 
 def real_directory(directory: str | os.PathLike[str]) -> Path:
@@ -64,6 +64,7 @@ def open_staging(target: Path) -> Staging:
     make_directories(home)
     if replaces:
         finish_journal(target)
+        _unlink(target / OWNER_NAME)  # left if its save died between the commit and this
     prefix = f".{target.name}{STAGING_MARK}"
     for other in remove_leftovers(home):
         if other.name.startswith(prefix):
@@ -74,7 +75,7 @@ def open_staging(target: Path) -> Staging:
         path = home / f"{prefix}{secrets.token_hex(8)}"
         os.mkdir(path)  # noqa: PTH102 - one system call
         with contextlib.suppress(FileNotFoundError):  # taken for an empty leftover: make another
-            return Staging(target=target, path=path, replaces=replaces, claim_fd=claim(path))
+            return Staging(target=target, path=path, replaces=replaces, claim=claim(path))
 
 
 def commit(staging: Staging, files: Collection[str]) -> None:
@@ -98,25 +99,25 @@ def commit(staging: Staging, files: Collection[str]) -> None:
                 "changed. Give each run its own directory."
             ) from error
         raise
-    flush_directory(destination.parent)
     try:
+        flush_directory(destination.parent)
         if staging.replaces:
-            _move_into_place(staging.target)
+            _move_into_place(staging.target, staging.claim)
         else:
             _unlink(staging.target / OWNER_NAME)
+            staging.claim.release()
     except OSError as error:
         raise CheckpointError(
-            f"the checkpoint in {staging.target} is in force and can be loaded, but putting its files in place "
-            f"stopped: {os_reason(error)}. The next save there completes it."
+            f"the new checkpoint in {staging.target} is in force and can be loaded, but finishing it stopped: "
+            f"{os_reason(error)}. It may not outlive a power cut; the next save completes the rest."
         ) from error
-    release(staging.claim_fd)
 
 
 def discard(staging: Staging) -> None:
     """Give a save up and remove what it staged. What cannot be removed now is removed by the next save."""
     with contextlib.suppress(OSError):  # the reason for giving up is being raised, and matters more
-        _remove_staging(staging.path)
-    release(staging.claim_fd)
+        _remove_staging(staging.path, staging.claim)
+    staging.claim.release()
 
 
 def _check_nothing_in_the_way(target: Path, files: Collection[str]) -> None:
@@ -142,7 +143,7 @@ def finish_journal(target: Path) -> None:
     if not journal.is_dir():
         return
     try:
-        fd = take_over(journal)
+        claim = take_over(journal)
     except Alive as alive:
         hint = "" if alive.certain else f" If that process is dead, delete {journal / OWNER_NAME} and save again."
         raise CheckpointError(
@@ -150,13 +151,13 @@ def finish_journal(target: Path) -> None:
             f"{hint}"
         ) from None
     try:
-        _move_into_place(target)
+        _move_into_place(target, claim)
     finally:
-        if fd is not None:
-            release(fd)
+        if claim is not None:
+            claim.release()
 
 
-def _move_into_place(target: Path) -> None:
+def _move_into_place(target: Path, claim: Claim | None) -> None:
     """Move the journal's files over the old ones, the manifest last; can be repeated from any point."""
     journal = target / JOURNAL_NAME
     if (journal / MANIFEST_NAME).is_file():
@@ -171,7 +172,7 @@ def _move_into_place(target: Path) -> None:
             flush_directory(parent)
         os.replace(journal / MANIFEST_NAME, target / MANIFEST_NAME)  # noqa: PTH105
         flush_directory(target)
-    _remove_staging(journal)
+    _remove_staging(journal, claim)
 
 
 def _stale(target: Path, new: Manifest) -> list[str]:
@@ -221,21 +222,24 @@ def _left_alone_if_impossible(path: Path) -> Iterator[None]:
 
 def _owner_is_alive_else_remove(path: Path) -> bool:
     try:
-        fd = take_over(path)
+        claim = take_over(path)
     except Alive as alive:
         return alive.certain
-    if fd is None:
+    if claim is None:
         _rmdir_if_empty(path)  # killed before it had an owner; anything else in it is not ours to judge
         return False
     try:
-        _remove_staging(path)
+        _remove_staging(path, claim)
     finally:
-        release(fd)
+        claim.release()
     return False
 
 
-def _remove_staging(path: Path) -> None:
-    """Remove a staging directory, its owner file last, so that an interrupted removal can be completed."""
+def _remove_staging(path: Path, claim: Claim | None) -> None:
+    """Remove a staging directory, its owner file last, so that an interrupted removal can be completed.
+
+    Releases the claim in between: NFS keeps an open file's entry, and the directory would not be empty.
+    """
     for directory, names, files in os.walk(path, topdown=False):
         for name in files:
             if Path(directory) != path or name != OWNER_NAME:
@@ -246,7 +250,9 @@ def _remove_staging(path: Path) -> None:
             else:
                 os.rmdir(Path(directory, name))  # noqa: PTH106
     _unlink(path / OWNER_NAME)
-    os.rmdir(path)  # noqa: PTH106
+    if claim is not None:
+        claim.release()
+    _rmdir_if_empty(path)
 
 
 def remove_checkpoint(directory: Path) -> None:

@@ -29,8 +29,21 @@ class Alive(Exception):  # noqa: N818 - an answer, not a fault
         self.certain = certain
 
 
-def claim(directory: Path) -> int:
-    """Become the owner of a directory that this process has just made; the descriptor holds the claim.
+class Claim:
+    """Ownership of a directory, until it is released or the process ends."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd: int | None = fd
+
+    def release(self) -> None:
+        """Give it up; may be called again."""
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
+
+
+def claim(directory: Path) -> Claim:
+    """Become the owner of a directory that this process has just made.
 
     Raises:
         FileNotFoundError: someone took the still empty directory for a leftover and removed it; make another.
@@ -43,7 +56,7 @@ def claim(directory: Path) -> int:
             if _same_file(fd, path):
                 text = {"host": socket.gethostname(), "pid": os.getpid(), "locked": locked}
                 os.write(fd, json.dumps(text).encode())
-                return fd
+                return Claim(fd)
         except BaseException as error:
             os.close(fd)
             if isinstance(error, Alive):
@@ -52,11 +65,11 @@ def claim(directory: Path) -> int:
         os.close(fd)
 
 
-def take_over(directory: Path) -> int | None:
+def take_over(directory: Path) -> Claim | None:
     """Become the owner of a directory whose owner is dead.
 
     Returns:
-        The descriptor that holds the claim; None if the directory has no owner file.
+        The claim; None if the directory has no owner file.
 
     Raises:
         Alive: it is not known to be dead.
@@ -71,7 +84,7 @@ def take_over(directory: Path) -> int | None:
     except BaseException:
         os.close(fd)
         raise
-    return fd
+    return Claim(fd)
 
 
 def describe_owner(directory: Path) -> str:
@@ -81,11 +94,6 @@ def describe_owner(directory: Path) -> str:
         return f"process {text['pid']} on {text['host']}"
     except (OSError, ValueError, KeyError, TypeError):
         return "another process"
-
-
-def release(fd: int) -> None:
-    """Give the claim up."""
-    os.close(fd)
 
 
 def _lock(fd: int) -> bool:
