@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-# from accel_state.testing import ranks
+from accel_state.testing import ranks  # noqa: F401 - a fixture
 
 
 @pytest.fixture(autouse=True)

@@ -88,7 +88,7 @@ _WIRE_DTYPES = {DDPCommunicationHookType.FP16: torch.float16, DDPCommunicationHo
 def _average_as(dtype: torch.dtype) -> Hook:
     """A hook that averages gradients in `dtype`. torch refuses its own bf16 hook on gloo, where this one works."""
 
-    def average_hook(group: Any, bucket: Any) -> Any:
+    def average_hook(group, bucket):  # type: ignore[no-untyped-def] # torch refuses annotations that are strings
         compressed = bucket.buffer().to(dtype).div_(dist.get_world_size(group))
         future = dist.all_reduce(compressed, group=group, async_op=True).get_future()
 
@@ -104,7 +104,7 @@ def _average_as(dtype: torch.dtype) -> Hook:
 def _cast_around(hook: Hook, dtype: torch.dtype) -> Hook:
     """`hook`, run on buckets that were cast to `dtype`."""
 
-    def cast_hook(state: Any, bucket: Any) -> Any:
+    def cast_hook(state, bucket):  # type: ignore[no-untyped-def] # torch refuses annotations that are strings
         full = bucket.buffer()
         bucket.set_buffer(full.to(dtype))
 
