@@ -115,7 +115,7 @@ class AcceleratorState:
             raise SettingError(f"the current Accelerator runs on {self.device}, which cpu=True cannot change")
 
     def __getattr__(self, name: str) -> Any:  # only for what is not there
-        if name in AcceleratorState.__annotations__ or name in ("_mixed_precision", "fork_launched"):
+        if not vars(self) and not name.startswith("__"):
             raise StateResetError(
                 f"`AcceleratorState` object has no attribute `{name}`: the state was reset "
                 "(`AcceleratorState._reset_state()`) since this handle was made. Make a new `Accelerator`"

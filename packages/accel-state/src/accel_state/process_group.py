@@ -98,7 +98,8 @@ def start_job(cpu: bool = False, **init_kwargs: Any) -> Job:
     _generation += 1
     is_owned = not has_group()
     backend = init_kwargs.pop("backend", None) or kind.backend
-    timeout = init_kwargs.pop("timeout", None) or _default_timeout(backend)
+    timeout = init_kwargs.pop("timeout", None)
+    timeout = _default_timeout(backend) if timeout is None else timeout
     if is_owned:
         _initialise(topology, device, kind, backend, timeout, init_kwargs)
         atexit.register(_leave)
@@ -145,11 +146,11 @@ def end_job(group: Any = None) -> None:
 
 def _leave() -> None:
     """At exit: end our group first, so that ranks that still wait in a collective notice, then let the others go."""
-    job = _job
-    if job is None or job.channel is None or os.getpid() != job.channel.pid:
+    if _job is None or _job.channel is None or os.getpid() != _job.channel.pid:
         return
+    goodbye = _job.channel.goodbye()
     end_job()
-    job.channel.say_goodbye(GOODBYE_S)
+    goodbye(GOODBYE_S)
 
 
 def _is_usable(job: Job) -> bool:

@@ -67,7 +67,7 @@ class PartialState:
         self.fork_launched = multiprocessing.parent_process() is not None
 
     def __getattr__(self, name: str) -> Any:  # only for what is not there
-        if name in PartialState.__annotations__:
+        if not vars(self) and not name.startswith("__"):
             raise StateResetError(
                 f"`PartialState` object has no attribute `{name}`: the state was reset (`PartialState._reset_state()` "
                 "or `destroy_process_group()`) since this handle was made. Make a new `PartialState` or `Accelerator`"

@@ -57,6 +57,6 @@ def _take(inputs: Any, start: int, end: int, missing: int) -> Any:
         part = inputs[start:end]
         return torch.cat([part, inputs[-1:].expand(missing, *inputs.shape[1:])]) if missing else part
     if isinstance(inputs, (list, tuple)):
-        items: Any = inputs[start:end]  # of a named tuple a plain one: its fields would no longer fit
-        return items + type(items)([inputs[-1]]) * missing
+        items: Any = inputs  # a slice of a named tuple is a plain one: its fields would no longer fit
+        return items[start:end] + items[-1:] * missing
     return inputs.select([*range(start, end), *[len(inputs) - 1] * missing])

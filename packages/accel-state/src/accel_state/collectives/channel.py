@@ -7,7 +7,7 @@ itself. Slots always go over the CPU (gloo) half of our own group: nothing waits
     offset   0  number of the collective (uint64)
              8  digest of what is called (16 bytes)
             24  length of the body (uint64)
-            32  length of the head (uint32); of the text and of the site, 1 when this rank failed (3 x uint16)
+            32  length of the head and of the text (2 x uint32), of the site, 1 when this rank failed (2 x uint16)
             48  text, then site
            512  head: numbers that every rank needs from every other (sizes); then, aligned, the body. If both fit
 """
@@ -20,7 +20,7 @@ import os
 import pickle
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -34,7 +34,7 @@ from accel_state.collectives.callsite import call_site
 from accel_state.collectives.layout import as_message, padding
 from accel_state.errors import CollectiveMismatchError, ProcessGroupError
 
-_HEADER = struct.Struct("<Q16sQIHHH")
+_HEADER = struct.Struct("<Q16sQIIHH")
 _TEXT_AT = 48
 _BODY_AT = 512
 _SITE_LIMIT = 160
@@ -164,19 +164,17 @@ class Channel:
         failed = Call(f"{operation} failed there with {type(error).__name__}: {error}", call.site)
         self._write_header(failed, 0, 0, failed=True)
         self._wait(self.group.allgather([self._slots], [self._sent_slot]), call)
+        self._swap_texts(failed)
 
     def _slot_offsets(self, offset: int) -> range:
         """Where `offset` of each slot lies in what was received."""
         return range(offset, len(self._received), self._slot_bytes)
 
     def _write_header(self, call: Call, head_length: int, length: int, failed: bool = False) -> None:
-        text = call.text.encode()
+        text, site = call.text.encode(), call.site.encode()[-_SITE_LIMIT:]
         digest = hashlib.blake2b(text, digest_size=16).digest()
-        site = call.site.encode()[-_SITE_LIMIT:]
-        if len(text) > _TEXT_LIMIT:
-            text = text[: _TEXT_LIMIT - 3] + b"..."
         _HEADER.pack_into(self._sent, 0, self._number, digest, length, head_length, len(text), len(site), failed)
-        said = text + site
+        said = text[:_TEXT_LIMIT] + site
         self._sent[_TEXT_AT : _TEXT_AT + len(said)] = said
 
     def _swap_slots(self, call: Call) -> list[int]:
@@ -187,14 +185,14 @@ class Channel:
         for at in self._slot_offsets(0):
             header = _HEADER.unpack_from(self._received, at)
             if header[6] or self._received[at : at + 24] != mine:
-                self._raise_mismatch()
+                self._raise_mismatch(call)
             lengths.append(header[2])
         return lengths
 
     def _swap_message(
         self, call: Call, head: bytes, body: Sequence[torch.Tensor], lengths: list[int], source: int | None
     ) -> Replies:
-        parts = [torch.frombuffer(bytearray(head), dtype=torch.uint8), *body] if head else list(body)
+        parts = [_bytes_tensor(head), *body] if head else list(body)
         head_bytes = len(head) + padding(len(head))
         mine = as_message(parts, head_bytes + max(lengths))
         if source is None:
@@ -202,7 +200,7 @@ class Channel:
         else:
             self.broadcast_bytes(mine, source, call)
             everyone = mine.expand(self.world_size, -1)
-        heads = [bytes(row[: len(head)].tolist()) for row in everyone] if head else []
+        heads = [_to_bytes(row[: len(head)]) for row in everyone] if head else []
         return Replies(heads, lengths, everyone[:, head_bytes:])
 
     # ---- messages
@@ -252,20 +250,32 @@ class Channel:
                 if work.is_completed() or time.monotonic() >= deadline:
                     self._raise_absent(call, error)
 
-    def _raise_mismatch(self) -> NoReturn:
-        said = [self._describe(at) for at in self._slot_offsets(0)]
+    def _raise_mismatch(self, call: Call) -> NoReturn:
+        said = [f"{text}  at {site}" for text, site in zip(self._swap_texts(call), self._sites(), strict=True)]
         lines = "\n".join(f"  {_ranks(ranks)}: {text}" for text, ranks in _grouped(said).items())
         raise CollectiveMismatchError(
             f"the ranks did not make the same call (collective number {self._number}):\n{lines}\n"
             "Every rank has to make the same collective calls in the same order, with data of one layout"
         )
 
-    def _describe(self, slot_at: int) -> str:
-        *_, text_length, site_length, _ = _HEADER.unpack_from(self._received, slot_at)
-        text_at = slot_at + _TEXT_AT
-        site_at = text_at + text_length
-        text = self._received[text_at:site_at].decode(errors="replace")
-        return f"{text}  at {self._received[site_at : site_at + site_length].decode(errors='replace')}"
+    def _swap_texts(self, call: Call) -> list[str]:
+        """What each rank called. All ranks come here when slots differ, so those too long for a slot can follow."""
+        lengths = [_HEADER.unpack_from(self._received, at)[4] for at in self._slot_offsets(0)]
+        longest = max(lengths)
+        if longest <= _TEXT_LIMIT:
+            starts = self._slot_offsets(_TEXT_AT)
+            return [self._received[at : at + n].decode(errors="replace") for at, n in zip(starts, lengths, strict=True)]
+        mine = as_message([_bytes_tensor(call.text.encode())], longest + padding(longest))
+        rows = self.all_gather_bytes(mine, call)
+        return _shortened([_to_bytes(row[:n]).decode(errors="replace") for row, n in zip(rows, lengths, strict=True)])
+
+    def _sites(self) -> list[str]:
+        sites = []
+        for at in self._slot_offsets(0):
+            *_, text_length, site_length, _ = _HEADER.unpack_from(self._received, at)
+            start = at + _TEXT_AT + min(text_length, _TEXT_LIMIT)
+            sites.append(self._received[start : start + site_length].decode(errors="replace"))
+        return sites
 
     def _raise_absent(self, call: Call, error: RuntimeError) -> NoReturn:
         """Find out through the store who came, and say who did not."""
@@ -295,23 +305,44 @@ class Channel:
             time.sleep(0.05)
         return {rank for rank, key in enumerate(keys) if self.store.check([key])}
 
-    def say_goodbye(self, limit_s: float) -> None:
-        """At exit: ranks that may still read the store keep its host (rank 0) for up to `limit_s`."""
-        if self._broken is not None or os.getpid() != self.pid:
-            return
-        with suppress(RuntimeError):  # a rank died without a word, or the host left: nobody is kept waiting for it
-            self.store.set(f"bye/{self.rank}", "")
-            if self.rank == 0:
-                keys = [f"bye/{rank}" for rank in range(self.world_size)]
-                self.store.wait(keys, timedelta(seconds=limit_s))
+    def goodbye(self) -> Callable[[float], None]:
+        """What to call with a limit in seconds when this process ends, after its groups are gone.
+
+        Ranks that may still read the store keep its host (rank 0) until they have said goodbye too.
+        """
+        store, rank, is_host = self.store, self.rank, self.rank == 0 and self._broken is None
+        keys = [f"bye/{other}" for other in range(self.world_size)]
+
+        def say(limit_s: float) -> None:
+            with suppress(RuntimeError):  # the host is gone, or a rank died without a word: nobody waits for it
+                store.set(keys[rank], "")
+                if is_host:
+                    store.wait(keys, timedelta(seconds=limit_s))
+
+        return say
 
 
 def _dump(value: Any) -> torch.Tensor:
-    return torch.frombuffer(bytearray(pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)), dtype=torch.uint8)
+    return _bytes_tensor(pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL))
 
 
 def _load(body: torch.Tensor) -> Any:
-    return pickle.loads(ctypes.string_at(body.data_ptr(), body.numel()))  # noqa: S301  (from a rank of our own job)
+    return pickle.loads(_to_bytes(body))  # noqa: S301  (from a rank of our own job)
+
+
+def _bytes_tensor(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def _to_bytes(body: torch.Tensor) -> bytes:
+    return ctypes.string_at(body.data_ptr(), body.numel())
+
+
+def _shortened(texts: Sequence[str]) -> list[str]:
+    """Long texts, from a little before where they begin to differ."""
+    common = next((at for at, letters in enumerate(zip(*texts, strict=False)) if len(set(letters)) > 1), 0)
+    start = max(common - 100, 0)
+    return [("..." if start else "") + text[start : common + 100] + "..." for text in texts]
 
 
 def _grouped(said: Sequence[str]) -> dict[str, list[int]]:

@@ -102,7 +102,7 @@ class RankPool:
         except BaseException:
             self._kill(pids)
             raise
-        if any(codes.values()):
+        if any(codes.values()) or not all((folder / f"result-{rank}").exists() for rank in range(n)):
             raise RankFailedError(_report(folder, n, codes, None))
         return [pickle.loads((folder / f"result-{rank}").read_bytes())[1] for rank in range(n)]  # noqa: S301
 
@@ -255,7 +255,7 @@ def _report(folder: Path, n: int, codes: Mapping[int, int], timeout_s: float | N
     elif hanging:
         parts.append(f"rank {', '.join(map(str, hanging))} of {n} still ran {_GRACE_S:g} s after another one failed")
     for rank, code in codes.items():  # in the order in which they ended
-        if code:
+        if code or not (folder / f"result-{rank}").exists():
             parts.append(f"---- rank {rank} of {n} {_ending(code)}\n{_traceback(folder, rank)}")
     for rank in range(n):
         for name in ("stdout", "stderr"):
@@ -266,6 +266,8 @@ def _report(folder: Path, n: int, codes: Mapping[int, int], timeout_s: float | N
 
 
 def _ending(code: int) -> str:
+    if code == 0:
+        return "ended without returning from its function"
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"failed (exit code {code})"
 
 

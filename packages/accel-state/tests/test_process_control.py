@@ -1,0 +1,209 @@
+"""Order among ranks, printing, and the end of a process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accel_state import InitProcessGroupKwargs, PartialState, wait_for_everyone
+from accel_state.errors import ProcessGroupError, SettingError
+from accel_state.testing.pool import _reserved_port
+
+Ranks = Callable[..., list[Any]]
+
+
+def test_the_main_process_goes_first_also_nested(ranks: Ranks, tmp_path: Path) -> None:
+    def body() -> Any:
+        state = PartialState(cpu=True)
+        for name in ("one", "two"):
+            with state.main_process_first(), state.main_process_first(), state.local_main_process_first():
+                seen = (tmp_path / name).exists()
+                if state.is_main_process:
+                    time.sleep(0.2)
+                    (tmp_path / name).touch()
+            assert seen is not state.is_main_process
+        return True
+
+    assert ranks(body, 3) == [True] * 3
+
+
+def test_a_failure_of_the_first_reaches_those_who_wait(ranks: Ranks) -> None:
+    def body() -> Any:
+        state = PartialState(cpu=True)
+        try:
+            with state.main_process_first():
+                raise KeyError("no such file")
+        except (KeyError, ProcessGroupError) as error:
+            return f"{type(error).__name__}: {error}"
+
+    main, other = ranks(body, 2)
+    assert main.startswith("KeyError")
+    assert "rank 0 went first in main_process_first" in other and "KeyError: 'no such file'" in other
+
+
+def test_print_once_per_machine(ranks: Ranks) -> None:
+    def body() -> Any:
+        import contextlib
+        import io
+
+        out = io.StringIO()
+        os.environ["LOCAL_WORLD_SIZE"], os.environ["LOCAL_RANK"] = "2", str(int(os.environ["RANK"]) % 2)
+        with contextlib.redirect_stdout(out):
+            PartialState(cpu=True).print("hello")
+        return out.getvalue()
+
+    assert ranks(body, 4) == ["hello\n", "", "hello\n", ""]
+
+
+def test_split_between_processes(ranks: Ranks) -> None:
+    def body() -> Any:
+        with PartialState(cpu=True).split_between_processes(list("abc"), apply_padding=True) as part:
+            return part
+
+    assert ranks(body, 2) == [["a", "b"], ["c", "c"]]
+
+
+def test_kwargs_of_the_process_group(ranks: Ranks) -> None:
+    from datetime import timedelta
+
+    assert InitProcessGroupKwargs().to_kwargs() == {}
+    assert InitProcessGroupKwargs("gloo").to_kwargs() == {"backend": "gloo", "timeout": timedelta(minutes=30)}
+    kwargs = InitProcessGroupKwargs(timeout=timedelta(seconds=77)).to_kwargs()
+
+    def body() -> Any:
+        import warnings
+
+        from accel_state.process_group import current_job
+
+        PartialState(cpu=True, **kwargs)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            PartialState(timeout=timedelta(seconds=5))
+        return current_job().timeout, [str(one.message) for one in caught]
+
+    for timeout, warned in ranks(body, 2):
+        assert timeout == timedelta(seconds=77)
+        assert len(warned) == 1 and "0:00:05 has no effect" in warned[0]
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "said"),
+    [({"timeout": 0}, "a time-out of 0:00:00"), ({"backend": "nccl"}, "backend='nccl' cannot carry")],
+)
+def test_settings_that_cannot_work_are_refused(ranks: Ranks, kwargs: dict[str, Any], said: str) -> None:
+    def body() -> Any:
+        from datetime import timedelta
+
+        given = {key: timedelta(seconds=value) if key == "timeout" else value for key, value in kwargs.items()}
+        try:
+            PartialState(cpu=True, **given)
+        except ProcessGroupError as error:
+            return str(error)
+
+    assert all(said in text for text in ranks(body, 2))
+
+
+def test_a_master_that_is_not_there(ranks: Ranks) -> None:
+    def body() -> Any:
+        from datetime import timedelta
+
+        os.environ.update(RANK="1", LOCAL_RANK="1", WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
+        try:
+            PartialState(cpu=True, timeout=timedelta(seconds=1))
+        except ProcessGroupError as error:
+            return str(error)
+
+    (said,) = ranks(body, 1)
+    assert "rank 1 of 2 could not join the others at 127.0.0.1:" in said
+
+
+def test_cpu_cannot_be_asked_for_once_another_device_is_in_use(
+    fresh_state: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCEL_TORCH_DEVICE", "mps")
+    assert PartialState().device.type == "mps"
+    with pytest.raises(SettingError, match="already runs on mps"):
+        PartialState(cpu=True)
+
+
+# ---------------------------------------------------------------- how programs end
+
+
+def run_program(code: str, num_ranks: int, timeout_s: float = 60) -> list[tuple[int, str]]:
+    """A script on several ranks as a launcher would start it; exit codes and stderrs."""
+    with _reserved_port() as port:
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-W", "error", "-c", textwrap.dedent(code)],
+                env={
+                    **os.environ,
+                    "RANK": str(rank),
+                    "LOCAL_RANK": str(rank),
+                    "WORLD_SIZE": str(num_ranks),
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": str(port),
+                    "OMP_NUM_THREADS": "1",
+                },
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(num_ranks)
+        ]
+        try:
+            return [(process.wait(timeout_s), process.communicate(timeout=timeout_s)[1]) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+
+
+def test_a_program_ends_quietly_also_where_the_first_rank_is_done_early() -> None:
+    ended = run_program(
+        """
+        import time
+        from accel_state import PartialState
+        state = PartialState(cpu=True)
+        with state.main_process_first():
+            time.sleep(0 if state.is_main_process else 1)
+        state.wait_for_everyone() if state.process_index > 5 else None
+        with state.main_process_first():
+            pass
+        """,
+        2,
+    )
+    assert ended == [(0, ""), (0, "")]
+
+
+def test_exit_codes_survive_and_nobody_is_kept_waiting() -> None:
+    start = time.monotonic()
+    ended = run_program(
+        """
+        import sys
+        from accel_state import PartialState
+        state = PartialState(cpu=True)
+        state.wait_for_everyone()
+        if state.is_main_process:
+            sys.exit(3)
+        state.wait_for_everyone()
+        """,
+        2,
+    )
+    assert ended[0][0] == 3 and ended[1][0] == 1
+    assert "rank 0 never came" in ended[1][1]
+    assert time.monotonic() - start < 45
+
+
+def test_wait_for_everyone_makes_the_state(ranks: Ranks) -> None:
+    def body() -> Any:
+        os.environ["ACCEL_USE_CPU"] = "1"
+        wait_for_everyone()
+        return PartialState().num_processes
+
+    assert ranks(body, 2) == [2, 2]

@@ -1,0 +1,73 @@
+"""Parts of lists, tuples, dicts, tensors."""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accel_state.splitting import part_bounds, split_part
+
+
+@given(st.integers(0, 50), st.integers(1, 9))
+def test_parts_are_contiguous_complete_and_the_first_are_longer(length: int, count: int) -> None:
+    bounds = [part_bounds(length, index, count) for index in range(count)]
+    assert bounds[0][0] == 0 and bounds[-1][1] == length
+    assert all(end == start for (_, end), (start, _) in itertools.pairwise(bounds))
+    sizes = [end - start for start, end in bounds]
+    assert sizes == sorted(sizes, reverse=True) and sizes[0] - sizes[-1] <= 1
+
+
+@given(st.lists(st.integers(-99, 99), min_size=1, max_size=20), st.integers(2, 7))
+def test_padding_repeats_the_last_element_so_that_parts_are_equally_long(items: list[int], count: int) -> None:
+    parts = [split_part(items, index, count, apply_padding=True) for index in range(count)]
+    assert len({len(part) for part in parts}) == 1
+    for index, part in enumerate(parts):
+        own = split_part(items, index, count)
+        assert part == own + [items[-1]] * (len(part) - len(own))
+    assert split_part(torch.tensor(items), 0, count, apply_padding=True).tolist() == parts[0]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "pad", "expected"),
+    [
+        (["a", "b", "c"], False, (["a", "b"], ["c"])),
+        (["a", "b", "c"], True, (["a", "b"], ["c", "c"])),
+        (("a", "b", "c"), True, (("a", "b"), ("c", "c"))),
+        ([1], False, ([1], [])),
+        ([1], True, ([1], [1])),
+        ([], True, ([], [])),
+        ({"x": [1, 2, 3], "y": ("p", "q", "r")}, False, ({"x": [1, 2], "y": ("p", "q")}, {"x": [3], "y": ("r",)})),
+        ("whole", False, ("whole", "whole")),
+    ],
+)
+def test_types_are_kept(inputs: Any, pad: bool, expected: tuple[Any, Any]) -> None:
+    assert (split_part(inputs, 0, 2, pad), split_part(inputs, 1, 2, pad)) == expected
+
+
+def test_mappings_keep_their_type_and_one_process_gets_all() -> None:
+    inputs = OrderedDict(a=[1, 2], b=torch.arange(2))
+    part = split_part(inputs, 1, 2)
+    assert type(part) is OrderedDict and part["a"] == [2] and part["b"].tolist() == [1]
+    assert split_part(inputs, 0, 1) is inputs
+
+
+def test_data_sets_are_asked_to_select() -> None:
+    class Rows:
+        def __len__(self) -> int:
+            return 3
+
+        def select(self, indices: list[int]) -> list[int]:
+            return indices
+
+    assert split_part(Rows(), 1, 2, apply_padding=True) == [2, 2]
+
+
+def test_unequal_lengths_name_keys_and_lengths() -> None:
+    with pytest.raises(ValueError, match=r"'a': 3, 'b': 1"):
+        split_part({"a": [1, 2, 3], "b": [1]}, 0, 2)
