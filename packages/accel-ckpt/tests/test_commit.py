@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 
 import pytest
 import torch
 from torch import nn
 
 from accel_ckpt import load_checkpoint, remove_checkpoint, save_checkpoint, verify_checkpoint
-from accel_ckpt.commit import open_staging
+from accel_ckpt.commit import finish_journal, open_staging
 from accel_ckpt.owner import Alive, claim, take_over
-from accel_state.errors import CheckpointError
+from accel_state.errors import CheckpointCorruptError, CheckpointError
 from accel_testkit.faults import count_calls, failing_at, killed_at
 
 
@@ -127,6 +128,33 @@ def test_a_reader_that_meets_a_replacement_reads_the_new_set(tmp_path, monkeypat
 
     monkeypatch.setattr(module, "read_manifest", read_then_replace)
     assert loaded(target) == 2
+
+
+def test_a_reader_whose_files_move_reads_on(tmp_path, monkeypatch):
+    """Each file of a replacement moves into place just before the reader opens it."""
+    import accel_ckpt.load as module
+
+    target = tmp_path / "c"
+    target.mkdir()
+    interrupted(target, 5)
+    original, one_at_a_time = module.hash_file, threading.Lock()
+
+    def move_then_hash(path):
+        with one_at_a_time:  # files are verified by several threads
+            finish_journal(target)
+        return original(path)
+
+    monkeypatch.setattr(module, "hash_file", move_then_hash)
+    assert loaded(target) == 5
+
+
+def test_a_damaged_replacement_is_said_to_be_damaged(tmp_path):
+    target = tmp_path / "c"
+    target.mkdir()
+    interrupted(target, 5)
+    (target / ".accel-journal" / "state.json").write_text("{}")
+    with pytest.raises(CheckpointCorruptError, match=r"state\.json has 2 bytes"):
+        loaded(target)
 
 
 def test_leftovers_of_the_dead_are_removed_and_nothing_else(tmp_path):

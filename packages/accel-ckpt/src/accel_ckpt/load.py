@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,7 @@ from .commit import real_directory
 from .durable import FileEntry, hash_file, os_reason, read_json_bytes
 from .manifest import Manifest, data_path, manifest_path, read_manifest
 from .models import compare_model, load_model
-from .names import MANIFEST_NAME, STAGING_MARK, STATE_NAME, rng_file
+from .names import JOURNAL_NAME, MANIFEST_NAME, STAGING_MARK, STATE_NAME, rng_file
 from .objects import check_objects, compare_stateful, kind_of, load_stateful
 from .optimizers import compare_optimizer, load_optimizer, parameter_names
 from .ranks import World, current_world, from_main, together
@@ -28,6 +29,7 @@ from .tensors import TensorEntry, read_tensors
 
 logger = logging.getLogger("accel_ckpt")
 _MAX_LISTED = 20
+_OPEN_ATTEMPTS = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,21 +213,27 @@ def _problem(directory: Path, name: str, entry: FileEntry, sizes_only: bool) -> 
 
 
 def _open_settled(path: Path, world: World, objects: Mapping[str, Any]) -> _Opened:
-    """Open and verify; anew if another process replaced the checkpoint meanwhile."""
-    for _ in range(3):
+    """Open and verify; anew if another process replaces the checkpoint or moves its files meanwhile."""
+    last: Exception | None = None
+    for attempt in range(_OPEN_ATTEMPTS):
+        time.sleep(0.05 * attempt)
         before = _identity(path)
         try:
             manifest = verify_checkpoint(path, sizes_only=not world.is_local_main)
             return _open(path, manifest, objects)
-        except CheckpointCorruptError:
-            if _identity(path) == before:
+        except (CheckpointCorruptError, OSError) as error:
+            last = error if _identity(path) == before else None
+            if last is not None and not (path / JOURNAL_NAME).is_dir():
                 raise
-    raise CheckpointError(f"{path} is being replaced again and again; load it when its writer is done.")
+    raise last or CheckpointError(f"{path} is being replaced again and again; load it when its writer is done.")
 
 
 def _identity(path: Path) -> bytes | None:
     found = manifest_path(path)
-    return found.read_bytes() if found else None
+    try:
+        return found.read_bytes() if found else None
+    except FileNotFoundError:
+        return None  # it moves just now
 
 
 def _open(path: Path, manifest: Manifest, objects: Mapping[str, Any]) -> _Opened:
