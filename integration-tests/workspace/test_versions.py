@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from devtool import version
-from devtool.paths import ROOT, DevError, packages, pyproject
+from devtool.paths import ROOT, DevError, import_name, packages, pyproject
 from hatchling.build import build_wheel
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -37,8 +37,8 @@ def metadata(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Message]:
         for package in packages():
             os.chdir(ROOT / "packages" / package)
             with zipfile.ZipFile(out / build_wheel(str(out))) as wheel:
-                name = next(name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
-                found[package] = email.message_from_bytes(wheel.read(name))
+                metadata_file = f"{import_name(package)}-{version.read()}.dist-info/METADATA"
+                found[package] = email.message_from_bytes(wheel.read(metadata_file))
     finally:
         os.chdir(before)
     return found
