@@ -193,8 +193,9 @@ def _set_up(state: State, keys: dict[str, str], torch: str) -> None:
 def _venv_works() -> bool:
     """Whether there is an environment to build on, ours or one that somebody made by hand."""
     check = "import sys, pip; sys.exit(sys.version_info < (3, 11))"
-    command = [PYTHON, "-c", check]
-    return os.access(PYTHON, os.X_OK) and subprocess.run(command, check=False, capture_output=True).returncode == 0
+    if not os.access(PYTHON, os.X_OK):
+        return False
+    return subprocess.run([PYTHON, "-c", check], check=False, capture_output=True).returncode == 0
 
 
 def _make_venv() -> None:
