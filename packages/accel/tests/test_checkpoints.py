@@ -99,6 +99,24 @@ def test_loading_without_a_directory_needs_automatic_naming_and_a_checkpoint(tmp
         Run(tmp_path).accelerator.save_state(tmp_path / "x", safe_serialization=False)
 
 
+def test_a_damaged_newest_checkpoint_is_passed_over_and_its_number_left_alone(tmp_path):
+    run = Run(tmp_path, automatic_checkpoint_naming=True)
+    for _ in range(2):
+        run.train(1)
+        run.accelerator.save_state()
+    (tmp_path / "checkpoints" / "checkpoint_1" / "manifest.json").write_text("{}")
+    again = Run(tmp_path, seed=99, automatic_checkpoint_naming=True)
+    with pytest.warns(RuntimeWarning, match="falling back"):
+        again.accelerator.load_state()
+    assert again.accelerator.save_iteration == 2
+    assert again.accelerator.save_state() == str(tmp_path / "checkpoints" / "checkpoint_2")
+
+
+def test_saving_on_each_node_is_refused(tmp_path):
+    with pytest.raises(SettingError, match="save_on_each_node"):
+        Run(tmp_path, save_on_each_node=True).accelerator.save_state(tmp_path / "state")
+
+
 def test_naming_without_a_project_directory_is_an_error():
     config = ProjectConfiguration(automatic_checkpoint_naming=True)
     with pytest.raises(SettingError, match="project_dir"):

@@ -81,6 +81,11 @@ def save_state(
             "it out: tensors are written as safetensors, the rest as JSON"
         )
     project = accelerator.project_configuration
+    if project.save_on_each_node:
+        raise SettingError(
+            "ProjectConfiguration(save_on_each_node=True) cannot be honoured yet: all ranks need one file system, "
+            "where the main process writes"
+        )
     objects = everything(accelerator)
     if not project.automatic_checkpoint_naming:
         if output_dir is None:
@@ -136,8 +141,13 @@ def load_state(accelerator: Accelerator, input_dir: str | os.PathLike[str] | Non
         )
     checkpointer = _automatic(accelerator)
     checkpointer.restore(strict=strict, **objects)
-    newest = checkpointer.latest()
-    project.iteration = 0 if newest is None else newest.step + 1
+    project.iteration = _next_number(checkpointer.directory)
+
+
+def _next_number(directory: Path) -> int:
+    """One above every checkpoint that is there, the damaged ones that were passed over included."""
+    numbers = [path.name.removeprefix(PREFIX) for path in directory.iterdir() if path.name.startswith(PREFIX)]
+    return 1 + max((int(number) for number in numbers if number.isdigit()), default=-1)
 
 
 def _automatic(accelerator: Accelerator) -> Checkpointer:
