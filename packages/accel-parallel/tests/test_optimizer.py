@@ -270,9 +270,10 @@ def test_pickles_with_state_and_keeps_counting_skipped_steps():
     layer, optimizer = trained(scaler=scaler, momentum=0.9)
     backward(layer, scaler)
     optimizer.step()
-    state = state_of()
-    other = pickle.loads(pickle.dumps(optimizer))
-    assert other.gradient_state is state, "the current one where it is loaded"
+    optimizer.gradient_state.plugin_kwargs["num_steps"] = 3
+    other, state = pickle.loads(pickle.dumps((optimizer, optimizer.gradient_state)))
+    assert other.gradient_state is state, "what is pickled together stays together"
+    assert (state.num_steps, state.sync_gradients) == (3, True)
     (weight,) = other.param_groups[0]["params"]
     (other.scaler.scale(weight.sum()) * float("inf")).backward()
     other.step()

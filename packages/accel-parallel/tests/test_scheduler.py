@@ -130,8 +130,8 @@ def test_a_single_optimizer_or_several():
 def test_copies_keep_unit_and_position():
     scheduler, _, state = make(num_processes=2, per="sample")
     scheduler.step()
-    other = pickle.loads(pickle.dumps(scheduler))
-    assert other.gradient_state is state
+    other, its_state = pickle.loads(pickle.dumps((scheduler, state)))
+    assert other.gradient_state is its_state
     assert other.last_epoch == 2
     twin = copy.deepcopy(scheduler)
     assert twin.gradient_state is scheduler.gradient_state

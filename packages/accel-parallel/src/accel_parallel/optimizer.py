@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -226,19 +225,11 @@ class AcceleratedOptimizer(Optimizer):
     # ---- copies
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: self.__dict__[name] for name in ("optimizer", "scaler", "device_placement")}
+        return {name: vars(self)[name] for name in ("optimizer", "scaler", "device_placement", "gradient_state")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self.gradient_state = GradientState()
         self._attach()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        twin = type(self).__new__(type(self))
-        memo[id(self)] = twin
-        twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
-        twin.gradient_state = memo.get(id(self.gradient_state), self.gradient_state)  # the same run's
-        return twin
 
     def __repr__(self) -> str:
         return f"AcceleratedOptimizer({self.optimizer!r})"
