@@ -71,8 +71,10 @@ def _describe(node: Any, path: str, operation: str, shape: Shape, leaves: list[t
 
 def as_bytes(leaf: torch.Tensor) -> torch.Tensor:
     """A dense tensor as flat uint8, without a copy where it is contiguous."""
-    flat = leaf.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return flat.view(torch.uint8)
+    plain = leaf.detach()
+    if plain.is_complex():
+        plain = plain.resolve_conj().resolve_neg()
+    return plain.contiguous().view(-1).view(torch.uint8)
 
 
 def from_bytes(data: torch.Tensor, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:

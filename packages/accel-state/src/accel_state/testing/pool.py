@@ -42,6 +42,7 @@ class RankPool:
         self._connection: socket.socket | None = None
         self._owner = os.getpid()
         self._lock = threading.Lock()
+        atexit.register(self.close)
 
     def run(
         self,
@@ -135,7 +136,6 @@ class RankPool:
         self._connection = ours
         self._owner = os.getpid()
         self._answer(ours, time.monotonic() + _START_S)
-        atexit.register(self.close)
         return ours
 
     def _dump_stacks(self, pids: list[int]) -> None:

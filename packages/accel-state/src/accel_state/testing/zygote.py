@@ -116,6 +116,7 @@ def main() -> None:
     """Import what ranks need, then serve."""
     connection = socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(connection.fileno(), False)
+    import torch._dynamo  # which the first optimizer of each rank would import, for seconds
     import torch.distributed
     from torch.nn import parallel  # noqa: F401  (imported for the forks)
 
