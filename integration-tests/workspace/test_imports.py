@@ -1,13 +1,17 @@
 """Who imports what, beyond the contracts that import-linter checks (``tools/dev lint``)."""
 
 import ast
+import importlib.metadata
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest
-from devtool.paths import ROOT, import_name, packages
+from devtool.paths import ROOT, import_name, packages, pyproject
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 OURS = {import_name(package) for package in packages()}
 
@@ -45,6 +49,41 @@ def test_no_package_imports_something_private_of_another(package: str) -> None:
 def test_users_code_imports_nothing_private(folder: str) -> None:
     found = [str(path) for path in (ROOT / folder).rglob("*.py") if private_imports(path.read_text(), None)]
     assert found == []
+
+
+def undeclared_imports(source: str, owner: str, declared: set[str]) -> list[tuple[int, str]]:
+    """Imports at module level of something that is neither Python's, nor the package's own, nor declared."""
+    known = {*sys.stdlib_module_names, owner, *declared}
+    top_level = [node for node in ast.parse(source).body if isinstance(node, ast.Import | ast.ImportFrom)]
+    return [
+        (line, name)
+        for node in top_level
+        for line, name in imported_names(ast.Module([node], []))
+        if name.split(".")[0] not in known
+    ]
+
+
+@pytest.mark.parametrize("package", packages())
+def test_what_a_package_imports_at_once_it_declares(package: str) -> None:
+    project = pyproject(package)["project"]
+    extras = chain.from_iterable(project.get("optional-dependencies", {}).values())
+    distributions = {canonicalize_name(Requirement(text).name) for text in [*project["dependencies"], *extras]}
+    providers = importlib.metadata.packages_distributions()
+    declared = {name for name, owners in providers.items() if distributions & set(map(canonicalize_name, owners))}
+    declared |= {import_name(name) for name in distributions if name in packages()}
+    source = ROOT / "packages" / package / "src" / import_name(package)
+    found = {
+        str(path.relative_to(source)): undeclared
+        for path in source.rglob("*.py")
+        if "_alias" not in path.parts
+        and (undeclared := undeclared_imports(path.read_text(), import_name(package), declared))
+    }
+    assert found == {}
+
+
+def test_an_undeclared_import_would_be_seen() -> None:
+    source = "import os\nimport yaml\nimport torch.nn\nfrom accel_data.x import y\ndef f():\n    import numpy\n"
+    assert undeclared_imports(source, "accel_data", {"torch"}) == [(2, "yaml")]
 
 
 def test_a_private_import_would_be_seen() -> None:
