@@ -50,7 +50,8 @@ def kill_all(process: subprocess.Popen, rng: random.Random) -> None:
     """kill -9 of the launcher or of one rank; the others have to follow by themselves."""
     parent = psutil.Process(process.pid)
     family = parent.children(recursive=True)
-    ranks = parent.children()
+    ranks = [child for child in parent.children() if "launch" not in child.cmdline()]  # not the launcher's guard
+    assert len(ranks) == 2, ranks
     victim = rng.choice([parent, *ranks])
     with contextlib.suppress(psutil.NoSuchProcess):
         victim.send_signal(signal.SIGKILL)

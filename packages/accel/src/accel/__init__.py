@@ -1,53 +1,54 @@
-"""accel: the training-loop library for PyTorch. `Accelerator` is the whole; each part is a package of its own."""
+"""accel: the training-loop library for PyTorch. `Accelerator` is the whole; each part is a package of its own.
+
+Beside it lie the parts' names that most scripts need; all others are in `accel.utils`.
+"""
 
 from typing import TYPE_CHECKING
 
 from accel_state.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from accel_ckpt import Checkpointer as Checkpointer
+    from accel_ckpt import ProjectConfiguration as ProjectConfiguration
+    from accel_data import DataLoaderConfiguration as DataLoaderConfiguration
+    from accel_data import prepare_data_loader as prepare_data_loader
+    from accel_data import skip_first_batches as skip_first_batches
+    from accel_parallel import DDPCommunicationHookType as DDPCommunicationHookType
+    from accel_parallel import DistributedDataParallelKwargs as DistributedDataParallelKwargs
+    from accel_parallel import GradientAccumulationPlugin as GradientAccumulationPlugin
+    from accel_parallel import Plan as Plan
+    from accel_precision import AutocastKwargs as AutocastKwargs
+    from accel_precision import GradScalerKwargs as GradScalerKwargs
+    from accel_precision import PrecisionPolicy as PrecisionPolicy
+    from accel_state import DistributedType as DistributedType
+    from accel_state import InitProcessGroupKwargs as InitProcessGroupKwargs
+    from accel_state import PartialState as PartialState
+    from accel_state import set_seed as set_seed
+    from accel_state import synchronize_rng_states as synchronize_rng_states
+
     from .accelerator import Accelerator as Accelerator
-    from .names import AutocastKwargs as AutocastKwargs
-    from .names import Checkpointer as Checkpointer
-    from .names import DataLoaderConfiguration as DataLoaderConfiguration
-    from .names import DDPCommunicationHookType as DDPCommunicationHookType
-    from .names import DistributedDataParallelKwargs as DistributedDataParallelKwargs
-    from .names import DistributedType as DistributedType
-    from .names import GradientAccumulationPlugin as GradientAccumulationPlugin
-    from .names import GradScalerKwargs as GradScalerKwargs
-    from .names import InitProcessGroupKwargs as InitProcessGroupKwargs
-    from .names import PartialState as PartialState
-    from .names import Plan as Plan
-    from .names import PrecisionPolicy as PrecisionPolicy
-    from .names import ProjectConfiguration as ProjectConfiguration
-    from .names import prepare_data_loader as prepare_data_loader
-    from .names import set_seed as set_seed
-    from .names import skip_first_batches as skip_first_batches
-    from .names import synchronize_rng_states as synchronize_rng_states
 
 __version__ = "0.1.0"
 
 __getattr__, __dir__, __all__ = lazy_exports(
     __name__,
-    {
-        "accelerator": ["Accelerator"],
-        "names": [
+    {"accelerator": ["Accelerator"]},
+    elsewhere={
+        "accel_state": [
             "PartialState",
             "DistributedType",
-            "ProjectConfiguration",
-            "DataLoaderConfiguration",
-            "GradientAccumulationPlugin",
-            "AutocastKwargs",
-            "GradScalerKwargs",
-            "DistributedDataParallelKwargs",
-            "DDPCommunicationHookType",
             "InitProcessGroupKwargs",
-            "Checkpointer",
-            "Plan",
-            "PrecisionPolicy",
-            "prepare_data_loader",
             "set_seed",
-            "skip_first_batches",
             "synchronize_rng_states",
         ],
+        "accel_data": ["DataLoaderConfiguration", "prepare_data_loader", "skip_first_batches"],
+        "accel_precision": ["AutocastKwargs", "GradScalerKwargs", "PrecisionPolicy"],
+        "accel_parallel": [
+            "DDPCommunicationHookType",
+            "DistributedDataParallelKwargs",
+            "GradientAccumulationPlugin",
+            "Plan",
+        ],
+        "accel_ckpt": ["Checkpointer", "ProjectConfiguration"],
     },
 )

@@ -5,45 +5,38 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
-from torch.utils.data import DataLoader
-
-from accel_ckpt import ProjectConfiguration, SaveHandle
-from accel_data import DataLoaderConfiguration, DataLoaderShard
-from accel_data import gather_for_metrics as gather_for_metrics_of
-from accel_data import skip_first_batches as skip_first_batches_of
-from accel_parallel import (
-    AcceleratedOptimizer,
-    AcceleratedScheduler,
-    Accumulation,
-    DistributedDataParallelKwargs,
-    GradientAccumulationPlugin,
-    extract_model_from_parallel,
-    join_uneven_inputs,
-    trigger_sync_in_backward,
-)
-from accel_precision import AutocastKwargs, GradScalerKwargs, PrecisionPolicy
-from accel_state import (
-    AcceleratorState,
-    DistributedType,
-    GradientState,
-    InitProcessGroupKwargs,
-    PartialState,
-    broadcast_object_list,
-    gather,
-    gather_object,
-    pad_across_processes,
-    reduce,
-)
+import accel_data
+import accel_parallel
+import accel_precision
+import accel_state
+import accel_tracking
 from accel_state.settings import UNSET
-from accel_tracking import TrackerSet
 
 from . import checkpoints, configuration, preparing
 from .handlers import sort_handlers
 from .refusals import refuse_what_cannot_be_honoured
+
+if (
+    TYPE_CHECKING
+):  # the packages' names are fetched when they are used, so that importing this class costs next to nothing
+    import torch
+    from torch import Tensor, nn
+    from torch.utils.data import DataLoader
+
+    from accel_ckpt import ProjectConfiguration, SaveHandle
+    from accel_data import DataLoaderConfiguration, DataLoaderShard
+    from accel_parallel import (
+        AcceleratedOptimizer,
+        AcceleratedScheduler,
+        DistributedDataParallelKwargs,
+        GradientAccumulationPlugin,
+    )
+    from accel_precision import AutocastKwargs, GradScalerKwargs
+    from accel_state import DistributedType, InitProcessGroupKwargs
+    from accel_tracking import TrackerSet
 
 
 class Accelerator:
@@ -100,26 +93,28 @@ class Accelerator:
     ) -> None:
         refuse_what_cannot_be_honoured(locals())
         handlers = sort_handlers(kwargs_handlers)
-        self.init_handler: InitProcessGroupKwargs | None = handlers.get(InitProcessGroupKwargs)
-        self.autocast_handler: AutocastKwargs | None = handlers.get(AutocastKwargs)
-        self.scaler_handler: GradScalerKwargs | None = handlers.get(GradScalerKwargs)
-        self.ddp_handler: DistributedDataParallelKwargs | None = handlers.get(DistributedDataParallelKwargs)
+        self.init_handler: InitProcessGroupKwargs | None = handlers.get("InitProcessGroupKwargs")
+        self.autocast_handler: AutocastKwargs | None = handlers.get("AutocastKwargs")
+        self.scaler_handler: GradScalerKwargs | None = handlers.get("GradScalerKwargs")
+        self.ddp_handler: DistributedDataParallelKwargs | None = handlers.get("DistributedDataParallelKwargs")
 
         plugin = configuration.accumulation_plugin(gradient_accumulation_steps, gradient_accumulation_plugin)
         self.dataloader_config = configuration.loader_configuration(split_batches, dataloader_config)
         self.project_configuration = configuration.project_configuration(project_dir, project_config)
         init_kwargs = {} if self.init_handler is None else self.init_handler.to_kwargs()
-        self.state = AcceleratorState(mixed_precision, cpu, _from_accelerator=True, **init_kwargs)
-        self.gradient_state = GradientState(plugin)
-        self.policy = PrecisionPolicy.from_name(self.state.mixed_precision)
+        self.state = accel_state.AcceleratorState(mixed_precision, cpu, _from_accelerator=True, **init_kwargs)
+        self.gradient_state = accel_state.GradientState(plugin)
+        self.policy = accel_precision.PrecisionPolicy.from_name(self.state.mixed_precision)
         self.scaler = self.policy.scaler(self.device.type, self.scaler_handler)
         self.device_placement = device_placement
         self.rng_types = list(rng_types) if rng_types is not None else ["generator"]
         self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
 
-        self.accumulation = Accumulation(self.gradient_state)
+        self.accumulation = accel_parallel.Accumulation(self.gradient_state)
         self.engine = preparing.make_engine(self)
-        self.tracker_set = TrackerSet(log_with, self.project_configuration.logging_dir)
+        self._log_with = log_with
+        if log_with is not None:
+            _ = self.tracker_set  # made now: names that no tracker has are refused here
         self.step = 0
         self.registry = preparing.Registry()
         self._models = self.registry.models
@@ -202,7 +197,7 @@ class Accelerator:
 
     @gradient_accumulation_steps.setter
     def gradient_accumulation_steps(self, num_steps: int) -> None:
-        plugin = GradientAccumulationPlugin(num_steps=num_steps)  # refuses what is not allowed
+        plugin = accel_parallel.GradientAccumulationPlugin(num_steps=num_steps)  # refuses what is not allowed
         self.gradient_state.plugin_kwargs["num_steps"] = plugin.num_steps
 
     @property
@@ -259,6 +254,11 @@ class Accelerator:
         """Of `dataloader_config`."""
         return self.dataloader_config.use_stateful_dataloader
 
+    @cached_property
+    def tracker_set(self) -> TrackerSet:
+        """The trackers of the run, made when they are first needed."""
+        return accel_tracking.TrackerSet(self._log_with, self.project_configuration.logging_dir)
+
     @property
     def trackers(self) -> list[Any]:
         """The trackers that run."""
@@ -277,25 +277,25 @@ class Accelerator:
 
     def on_main_process(self, function: Callable[..., Any] | None = None) -> Any:
         """Decorator: run only on rank 0."""
-        return PartialState().on_main_process(function)
+        return accel_state.PartialState().on_main_process(function)
 
     def on_local_main_process(self, function: Callable[..., Any] | None = None) -> Any:
         """Decorator: run only on rank 0 of each machine."""
-        return PartialState().on_local_main_process(function)
+        return accel_state.PartialState().on_local_main_process(function)
 
     def on_last_process(self, function: Callable[..., Any]) -> Any:
         """Decorator: run only on the highest rank."""
-        return PartialState().on_last_process(function)
+        return accel_state.PartialState().on_last_process(function)
 
     def on_process(self, function: Callable[..., Any] | None = None, process_index: int | None = None) -> Any:
         """Decorator: run only on one rank."""
-        return PartialState().on_process(function, process_index)
+        return accel_state.PartialState().on_process(function, process_index)
 
     def on_local_process(
         self, function: Callable[..., Any] | None = None, local_process_index: int | None = None
     ) -> Any:
         """Decorator: run only on one rank of each machine."""
-        return PartialState().on_local_process(function, local_process_index)
+        return accel_state.PartialState().on_local_process(function, local_process_index)
 
     def wait_for_everyone(self) -> None:
         """Wait until every rank is here."""
@@ -324,7 +324,7 @@ class Accelerator:
     def check_trigger(self) -> bool:
         """Whether any rank called `set_trigger` since the last check. Every rank calls it; costs one small gather."""
         mine, self._trigger = self._trigger, False
-        return any(gather_object([mine]))
+        return any(accel_state.gather_object([mine]))
 
     # ------------------------------------------------------------ preparing
 
@@ -375,7 +375,7 @@ class Accelerator:
         self, model: nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True
     ) -> nn.Module:
         """The user's model inside a prepared one, which keeps working: see `extract_model_from_parallel`."""
-        unwrapped: nn.Module = extract_model_from_parallel(model, keep_fp32_wrapper, keep_torch_compile)
+        unwrapped: nn.Module = accel_parallel.extract_model_from_parallel(model, keep_fp32_wrapper, keep_torch_compile)
         return unwrapped
 
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Tensor]:
@@ -411,7 +411,7 @@ class Accelerator:
     @staticmethod
     def trigger_sync_in_backward(model: nn.Module) -> AbstractContextManager[None]:
         """A block whose next backward reduces gradients although its forward ran under `no_sync`."""
-        return trigger_sync_in_backward(model)
+        return accel_parallel.trigger_sync_in_backward(model)
 
     def autocast(self, autocast_handler: AutocastKwargs | None = None) -> AbstractContextManager[None]:
         """A block that computes in this precision; the handler given here beats the constructor's."""
@@ -446,41 +446,41 @@ class Accelerator:
             SettingError: `even_batches` is given, which is not honoured inside the block yet.
         """
         preparing.refuse_even_batches_override(even_batches)
-        return join_uneven_inputs(joinables)
+        return accel_parallel.join_uneven_inputs(joinables)
 
     # ------------------------------------------------------------ communication
 
     def gather(self, tensor: Any) -> Any:
         """Every rank's tensors, joined along their first dimension, in any nesting."""
-        return gather(tensor)
+        return accel_state.gather(tensor)
 
     def gather_object(self, objects: list[Any]) -> list[Any]:
         """Every rank's list of objects as one list, in rank order."""
-        return gather_object(objects)
+        return accel_state.gather_object(objects)
 
     def broadcast_object_list(self, objects: list[Any], from_process: int = 0) -> list[Any]:
         """One rank's list of objects on every rank, in place."""
-        return broadcast_object_list(objects, from_process)
+        return accel_state.broadcast_object_list(objects, from_process)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
         """`gather` without the samples that pad the last batch of the loader that is being read."""
-        return gather_for_metrics_of(
+        return accel_data.gather_for_metrics(
             input_data, gradient_state=self.gradient_state, use_gather_object=use_gather_object
         )
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
         """Tensors in any nesting, summed ("sum"), averaged ("mean") or left ("none") over the ranks."""
-        return reduce(tensor, reduction, scale)
+        return accel_state.reduce(tensor, reduction, scale)
 
     def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
         """Tensors in any nesting, padded to the longest rank's size along `dim`."""
-        return pad_across_processes(tensor, dim, pad_index, pad_first)
+        return accel_state.pad_across_processes(tensor, dim, pad_index, pad_first)
 
     # ------------------------------------------------------------ data
 
     def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
         """A loader that begins later, for one epoch; the original still yields its whole epoch."""
-        return skip_first_batches_of(dataloader, num_batches)
+        return accel_data.skip_first_batches(dataloader, num_batches)
 
     # ------------------------------------------------------------ checkpoints
 

@@ -8,12 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accel_ckpt import Checkpointer, SaveHandle, latest, load_checkpoint, save_checkpoint, save_in_background
-from accel_parallel import Prepared
-from accel_state import Stateful
+import accel_ckpt
+import accel_parallel
 from accel_state.errors import CheckpointError, CheckpointNotFoundError, SettingError
+from accel_state.protocols import Stateful
 
 if TYPE_CHECKING:
+    from accel_ckpt import Checkpointer, SaveHandle
+
     from .accelerator import Accelerator
 
 PREFIX = "checkpoint_"
@@ -40,7 +42,7 @@ def everything(accelerator: Accelerator) -> dict[str, Any]:
     Names are the class's and an ordinal, so that they stay when other objects come or go.
     """
     registry = accelerator.registry
-    prepared = Prepared(
+    prepared = accel_parallel.Prepared(
         models=tuple(registry.models), optimizers=tuple(registry.optimizers), schedulers=tuple(registry.schedulers)
     )
     objects: dict[str, Any] = dict(accelerator.engine.state(prepared))
@@ -95,8 +97,8 @@ def save_state(
             )
         wait_for_saves(accelerator)
         if blocking:
-            return os.fspath(save_checkpoint(output_dir, objects))
-        accelerator.registry.pending_saves.append(handle := save_in_background(output_dir, objects))
+            return os.fspath(accel_ckpt.save_checkpoint(output_dir, objects))
+        accelerator.registry.pending_saves.append(handle := accel_ckpt.save_in_background(output_dir, objects))
         return handle
     checkpointer = _automatic(accelerator)
     taken = checkpointer.directory / f"{PREFIX}{project.iteration}"
@@ -107,7 +109,7 @@ def save_state(
         )
     saved = checkpointer.save(project.iteration, blocking=blocking, **objects)
     project.iteration += 1
-    return saved if isinstance(saved, SaveHandle) else os.fspath(saved)
+    return saved if isinstance(saved, accel_ckpt.SaveHandle) else os.fspath(saved)
 
 
 def wait_for_saves(accelerator: Accelerator) -> None:
@@ -129,7 +131,7 @@ def load_state(accelerator: Accelerator, input_dir: str | os.PathLike[str] | Non
     wait_for_saves(accelerator)
     objects = everything(accelerator)
     if input_dir is not None:
-        load_checkpoint(input_dir, objects, strict=strict)
+        accel_ckpt.load_checkpoint(input_dir, objects, strict=strict)
         name = Path(input_dir).name
         if project.automatic_checkpoint_naming and name.startswith(PREFIX) and name[len(PREFIX) :].isdigit():
             project.iteration = int(name[len(PREFIX) :]) + 1
@@ -160,6 +162,8 @@ def _automatic(accelerator: Accelerator) -> Checkpointer:
     if project.project_dir is None:
         raise SettingError("automatic_checkpoint_naming needs a project_dir in ProjectConfiguration or Accelerator")
     directory = Path(project.project_dir) / "checkpoints"
-    checkpointer = accelerator.registry.checkpointers.setdefault(directory, Checkpointer(directory, prefix=PREFIX))
-    checkpointer.keep = None if project.total_limit is None else latest(project.total_limit)
+    checkpointer = accelerator.registry.checkpointers.setdefault(
+        directory, accel_ckpt.Checkpointer(directory, prefix=PREFIX)
+    )
+    checkpointer.keep = None if project.total_limit is None else accel_ckpt.latest(project.total_limit)
     return checkpointer

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from accel_ckpt import ProjectConfiguration
-from accel_data import DataLoaderConfiguration
-from accel_parallel import GradientAccumulationPlugin
+import accel_ckpt
+import accel_data
+import accel_parallel
 from accel_state.errors import SettingError
 from accel_state.settings import UNSET, resolve
+
+if TYPE_CHECKING:
+    from accel_ckpt import ProjectConfiguration
+    from accel_data import DataLoaderConfiguration
+    from accel_parallel import GradientAccumulationPlugin
 
 
 def accumulation_plugin(steps: Any, plugin: GradientAccumulationPlugin | None) -> GradientAccumulationPlugin:
@@ -20,7 +25,7 @@ def accumulation_plugin(steps: Any, plugin: GradientAccumulationPlugin | None) -
         SettingError: the plugin and the argument name different numbers of steps, or the number is not allowed.
     """
     if plugin is None:
-        return GradientAccumulationPlugin(num_steps=resolve("gradient_accumulation_steps", steps).value)
+        return accel_parallel.GradientAccumulationPlugin(num_steps=resolve("gradient_accumulation_steps", steps).value)
     if steps is not UNSET and steps != plugin.num_steps:
         raise SettingError(
             f"gradient_accumulation_steps={steps!r} contradicts gradient_accumulation_plugin with num_steps="
@@ -36,7 +41,7 @@ def loader_configuration(split_batches: Any, config: DataLoaderConfiguration | N
         SettingError: the argument contradicts the configuration.
     """
     if split_batches is UNSET:
-        return config or DataLoaderConfiguration()
+        return config or accel_data.DataLoaderConfiguration()
     warnings.warn(
         "Accelerator(split_batches=...) is deprecated: pass "
         "dataloader_config=DataLoaderConfiguration(split_batches=...)",
@@ -44,7 +49,7 @@ def loader_configuration(split_batches: Any, config: DataLoaderConfiguration | N
         stacklevel=3,
     )
     if config is None:
-        return DataLoaderConfiguration(split_batches=split_batches)
+        return accel_data.DataLoaderConfiguration(split_batches=split_batches)
     if config.split_batches != split_batches:
         raise SettingError(
             f"split_batches={split_batches!r} contradicts dataloader_config.split_batches={config.split_batches!r}: "
@@ -61,7 +66,7 @@ def project_configuration(
     Raises:
         SettingError: both name a directory and they differ.
     """
-    config = config or ProjectConfiguration()
+    config = config or accel_ckpt.ProjectConfiguration()
     if project_dir is None:
         return config
     if config.project_dir is None:

@@ -5,36 +5,35 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from accel_parallel import DistributedDataParallelKwargs
-from accel_precision import AutocastKwargs, GradScalerKwargs
-from accel_state import InitProcessGroupKwargs, KwargsHandler
+import accel_parallel
+import accel_precision
+import accel_state
 from accel_state.errors import SettingError
 
-HANDLED: tuple[type[KwargsHandler], ...] = (
-    AutocastKwargs,
-    DistributedDataParallelKwargs,
-    GradScalerKwargs,
-    InitProcessGroupKwargs,
-)
+OWNERS = {
+    "AutocastKwargs": accel_precision,
+    "DistributedDataParallelKwargs": accel_parallel,
+    "GradScalerKwargs": accel_precision,
+    "InitProcessGroupKwargs": accel_state,
+}
 """The handlers that something here reads; at most one of each."""
 
 
-def sort_handlers(handlers: Iterable[Any] | None) -> dict[type[KwargsHandler], Any]:
-    """Class to handler.
+def sort_handlers(handlers: Iterable[Any] | None) -> dict[str, Any]:
+    """Name of the handler's class, as in `OWNERS`, to handler.
 
     Raises:
         SettingError: two of one class, or an object that nothing here would read.
     """
-    by_class: dict[type[KwargsHandler], Any] = {}
+    by_name: dict[str, Any] = {}
     for handler in handlers or ():
-        kind = next((kind for kind in HANDLED if isinstance(handler, kind)), None)
-        if kind is None:
-            allowed = ", ".join(kind.__name__ for kind in HANDLED)
+        name = next((name for name, owner in OWNERS.items() if isinstance(handler, getattr(owner, name))), None)
+        if name is None:
             raise SettingError(
                 f"kwargs_handlers holds {handler!r} of type {type(handler).__name__}, which nothing here reads: "
-                f"allowed are {allowed}"
+                f"allowed are {', '.join(OWNERS)}"
             )
-        if kind in by_class:
-            raise SettingError(f"kwargs_handlers holds two {kind.__name__}: give one with all its fields")
-        by_class[kind] = handler
-    return by_class
+        if name in by_name:
+            raise SettingError(f"kwargs_handlers holds two {name}: give one with all its fields")
+        by_name[name] = handler
+    return by_name

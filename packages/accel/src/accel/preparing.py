@@ -5,26 +5,28 @@ from __future__ import annotations
 import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import DataLoader
+import torch
+import torch.utils.data
 
-from accel_ckpt import Checkpointer, SaveHandle
-from accel_data import DataLoaderShard
-from accel_data import prepare_data_loader as shard_data_loader
-from accel_parallel import AcceleratedOptimizer, AcceleratedScheduler, NativeEngine, Plan, PlanContext, ddp, single
-from accel_precision import autocast_step
-from accel_state import device_kind, get_logger
+import accel_data
+import accel_parallel
+import accel_precision
+import accel_state
 from accel_state.errors import SettingError
 
 if TYPE_CHECKING:
-    from .accelerator import Accelerator
+    from pathlib import Path
 
-logger = get_logger("accel")
+    from torch import nn
+    from torch.utils.data import DataLoader
+
+    from accel_ckpt import Checkpointer, SaveHandle
+    from accel_data import DataLoaderShard
+    from accel_parallel import AcceleratedOptimizer, AcceleratedScheduler, NativeEngine, Plan
+
+    from .accelerator import Accelerator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +50,9 @@ class Registry:
 def make_engine(accelerator: Accelerator) -> NativeEngine:
     """The loop of plain torch with the plan that models are prepared by."""
     state = accelerator.state
-    return NativeEngine(
+    return accel_parallel.NativeEngine(
         model_plan(accelerator, place=accelerator.device_placement, evaluation_mode=False),
-        PlanContext(device=state.device, world_size=state.num_processes),
+        accel_parallel.PlanContext(device=state.device, world_size=state.num_processes),
         gradient_state=accelerator.gradient_state,
         scaler=accelerator.scaler,
         step_scheduler_with_optimizer=accelerator.step_scheduler_with_optimizer,
@@ -60,12 +62,12 @@ def make_engine(accelerator: Accelerator) -> NativeEngine:
 
 def model_plan(accelerator: Accelerator, *, place: bool, evaluation_mode: bool) -> Plan:
     """The steps that this run asks for: placement, replication over ranks, precision."""
-    steps: list[Any] = [single(move=place)]
+    steps: list[Any] = [accel_parallel.single(move=place)]
     if accelerator.use_distributed and not evaluation_mode:
-        steps.append(ddp(accelerator.ddp_handler))
+        steps.append(accel_parallel.ddp(accelerator.ddp_handler))
     if accelerator.policy.name != "no":
-        steps.append(autocast_step(accelerator.policy, accelerator.autocast_handler))
-    return Plan(steps)
+        steps.append(accel_precision.autocast_step(accelerator.policy, accelerator.autocast_handler))
+    return accel_parallel.Plan(steps)
 
 
 def explain(accelerator: Accelerator) -> str:
@@ -105,30 +107,32 @@ def prepare(accelerator: Accelerator, objects: Sequence[Any], device_placement: 
                 results[index] = prepare_one(accelerator, item, placements[index])
     for before, after in zip(objects, results, strict=True):
         if before is after and not any(test(before) for test in (is_model, is_optimizer, is_loader, is_scheduler)):
-            logger.debug("prepare() passes an object of type %s through unchanged", type(before).__name__)
+            accel_state.get_logger("accel").debug(
+                "prepare() passes an object of type %s through unchanged", type(before).__name__
+            )
     return results[0] if len(results) == 1 else tuple(results)
 
 
 def is_model(item: Any) -> bool:
     """Whether `prepare` treats it as a model."""
-    return isinstance(item, nn.Module)
+    return isinstance(item, torch.nn.Module)
 
 
 def is_optimizer(item: Any) -> bool:
     """Whether `prepare` treats it as an optimizer."""
-    return isinstance(item, Optimizer)
+    return isinstance(item, torch.optim.Optimizer)
 
 
 def is_loader(item: Any) -> bool:
     """Whether `prepare` treats it as a loader."""
-    return isinstance(item, DataLoader)
+    return isinstance(item, torch.utils.data.DataLoader)
 
 
 def is_scheduler(item: Any) -> bool:
     """Whether `prepare` treats it as a scheduler: torch's, or anything that steps an optimizer's rates alike."""
-    if isinstance(item, LRScheduler | AcceleratedScheduler):
+    if isinstance(item, torch.optim.lr_scheduler.LRScheduler | accel_parallel.AcceleratedScheduler):
         return True
-    return not isinstance(item, nn.Module | Optimizer | DataLoader) and all(
+    return not isinstance(item, torch.nn.Module | torch.optim.Optimizer | torch.utils.data.DataLoader) and all(
         callable(getattr(item, name, None)) for name in ("step", "get_last_lr", "state_dict", "load_state_dict")
     )
 
@@ -179,13 +183,13 @@ def prepare_data_loader(
 ) -> DataLoaderShard:
     """Shard one loader and remember it."""
     known = accelerator.registry.dataloaders
-    if isinstance(loader, DataLoaderShard):
+    if isinstance(loader, accel_data.DataLoaderShard):
         if not _known(known, loader):
             known.append(loader)
         return loader
     config = accelerator.dataloader_config
     place = accelerator.device_placement if device_placement is None else device_placement
-    prepared = shard_data_loader(
+    prepared = accel_data.prepare_data_loader(
         loader,
         accelerator.device,
         num_processes=accelerator.num_processes,
@@ -229,5 +233,5 @@ def free_memory(accelerator: Accelerator, objects: Sequence[Any]) -> Any:
     accelerator.accumulation.reset()
     accelerator.step = 0
     gc.collect()
-    device_kind(accelerator.device.type).empty_cache()
+    accel_state.device_kind(accelerator.device.type).empty_cache()
     return None if not objects else (None,) * len(objects)
