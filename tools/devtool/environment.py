@@ -16,6 +16,7 @@ import fcntl
 import hashlib
 import json
 import os
+import ssl
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -301,8 +302,13 @@ def _site_packages() -> Path:
 
 
 def _uv_environment() -> dict[str, str]:
-    """As for pip, and a package index that only pip was told about serves uv as well."""
+    """As for pip, and a package index that only pip was told about serves uv as well.
+
+    Certificates that the machine trusts count, where it has a store of them: uv's own know nothing of a local proxy.
+    """
     environment = installer_environment()
+    if ssl.get_default_verify_paths().cafile:
+        environment.setdefault("UV_SYSTEM_CERTS", "true")
     if not any(name in environment for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL")):
         listed = output_of([PYTHON, "-m", "pip", "config", "list"], env=environment)
         settings = dict(line.split("=", 1) for line in listed.splitlines() if "=" in line)
