@@ -5,8 +5,11 @@ from typing import TYPE_CHECKING
 from accel_state.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from .adapter import DataLoaderAdapter as DataLoaderAdapter
     from .config import DataLoaderConfiguration as DataLoaderConfiguration
+    from .dispatch import DataLoaderDispatcher as DataLoaderDispatcher
     from .loader import DataLoaderShard as DataLoaderShard
+    from .mailbox import DataLoaderStateMixin as DataLoaderStateMixin
     from .metrics import gather_for_metrics as gather_for_metrics
     from .metrics import weighted_mean as weighted_mean
     from .prepare import prepare_data_loader as prepare_data_loader
@@ -23,6 +26,9 @@ __getattr__, __dir__, __all__ = lazy_exports(
     {
         "prepare": ["prepare_data_loader"],
         "loader": ["DataLoaderShard"],
+        "adapter": ["DataLoaderAdapter"],
+        "dispatch": ["DataLoaderDispatcher"],
+        "mailbox": ["DataLoaderStateMixin"],
         "skip": ["skip_first_batches", "SkipDataLoader"],
         "metrics": ["gather_for_metrics", "weighted_mean"],
         "config": ["DataLoaderConfiguration"],

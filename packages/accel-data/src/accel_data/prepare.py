@@ -21,8 +21,11 @@ from torch.utils.data.distributed import DistributedSampler
 
 from accel_state.errors import DataLoaderError
 
+from .adapter import DataLoaderAdapter
+from .dispatch import DataLoaderDispatcher
 from .loader import DataLoaderShard
-from .partition import check_rank
+from .mesh import DataPlace, data_place
+from .partition import Partition, check_rank
 from .randomness import drawn_generator
 from .samplers import SeedableRandomSampler, get_sampler, innermost_sampler
 from .settings import loader_settings
@@ -42,7 +45,7 @@ def prepare_data_loader(
     rng_types: list[Any] | None = None,
     dispatch_batches: bool | None = None,
     even_batches: bool = True,
-    slice_fn_for_dispatch: Callable[..., Any] | None = None,  # noqa: ARG001
+    slice_fn_for_dispatch: Callable[..., Any] | None = None,
     use_seedable_sampler: bool = False,
     data_seed: int | None = None,
     non_blocking: bool = False,
@@ -50,6 +53,7 @@ def prepare_data_loader(
     torch_device_mesh: Any = None,
     *,
     gradient_state: Any = None,
+    already_sharded: bool = False,
 ) -> DataLoaderShard:
     """A loader that yields this rank's part of `dataloader`, whose settings it keeps and which it leaves untouched.
 
@@ -67,43 +71,65 @@ def prepare_data_loader(
         put_on_device: move batches to the device.
         rng_types: generators set to rank 0's at the start of every iteration; ["generator"] by default, so that ranks
             with different seeds share one shuffle.
-        dispatch_batches: only None and False so far: every rank reads, an iterable data set from its start, and keeps
-            its own part.
+        dispatch_batches: rank 0 reads and sends each rank its part; needs a process group. False: every rank reads,
+            an iterable data set from its start, and keeps its own part. None: as Accelerate, True for iterable data
+            sets whose batches are put on a device, if there are several ranks.
         even_batches: complete the last round from the start of the order, so that all ranks get as many batches.
-        slice_fn_for_dispatch: without effect unless batches are dispatched.
+        slice_fn_for_dispatch: cuts dispatched batches; without effect unless batches are dispatched.
         use_seedable_sampler: shuffle by (seed, epoch) instead of by a generator that lives through the run.
         data_seed: the seed of that sampler; by default the one torch was seeded with.
         non_blocking: copy to the device without waiting; effective from pinned memory.
         use_stateful_dataloader: accepted; every prepared loader keeps its exact position.
-        torch_device_mesh: a mesh whose tp, cp, sp and pp ranks get the same batches: not supported yet.
+        torch_device_mesh: ranks that differ along tp, cp, sp or pp only get the same batches, each reading them (or
+            sent them, if batches are dispatched); number and index of parts come from its data axes.
         gradient_state: the mailbox through which gradient accumulation sees the end of an epoch.
+        already_sharded: the loader yields this rank's part already: it is placed, counted and resumed, not cut.
 
     Raises:
         DataLoaderError: what is asked for does not fit the loader, or is not supported yet; the message says which.
     """
-    _refuse_unsupported(dataloader, dispatch_batches, torch_device_mesh)
-    world_size, rank = _ranks(num_processes, process_index)
+    _check_loader(dataloader)
+    place = _place(num_processes, process_index, torch_device_mesh)
     if isinstance(dataloader, DataLoaderShard):
         raise DataLoaderError("This loader is prepared already; preparing it again would cut its part once more.")
-    check_rank(rank, world_size)
-
-    if isinstance(dataloader.dataset, IterableDataset):
-        own = _stream_part(dataloader, world_size, rank, split_batches, even_batches)
-    else:
-        order = _owned_order(dataloader, use_seedable_sampler, data_seed)
-        if _is_cut_already(get_sampler(dataloader), world_size, rank):
-            world_size, rank = 1, 0
-        own = _map_style_part(dataloader, order, world_size, rank, split_batches, even_batches)
-    return DataLoaderShard(
-        device=_device(device) if put_on_device else None,
-        rng_types=rng_types,
-        use_stateful_dataloader=use_stateful_dataloader,
-        _non_blocking=non_blocking,
-        gradient_state=gradient_state,
-        base_dataloader=dataloader,
+    is_stream = isinstance(dataloader.dataset, IterableDataset)
+    is_cut = already_sharded or (not is_stream and _is_cut_already(get_sampler(dataloader), place.count, place.index))
+    common: dict[str, Any] = {
+        "device": _device(device) if put_on_device else None,
+        "rng_types": rng_types,
+        "use_stateful_dataloader": use_stateful_dataloader,
+        "_non_blocking": non_blocking,
+        "gradient_state": gradient_state,
+        "base_dataloader": dataloader,
         **loader_settings(dataloader),
-        **own,
-    )
+    }
+    dispatches = dispatch_batches
+    if dispatches is None:
+        dispatches = is_stream and put_on_device and _is_whole_group(place)
+    order = None if is_stream else _owned_order(dataloader, use_seedable_sampler, data_seed)
+    if dispatches and not is_cut and len(place.part_of_rank) > 1:
+        _check_split(dataloader, place, split_batches)
+        return DataLoaderDispatcher(
+            split_batches=split_batches,
+            even_batches=even_batches,
+            _drop_last=dataloader.drop_last,
+            slice_fn=slice_fn_for_dispatch,
+            part_of_rank=place.part_of_rank,
+            **_part(dataloader, order, DataPlace(1, 0, (0,)), split_batches=False, even_batches=even_batches),
+            **common,
+        )
+    cut = DataPlace(1, 0, (0,)) if is_cut else place
+    readers = 1 if is_cut else len(place.part_of_rank)
+    return DataLoaderShard(num_readers=readers, **_part(dataloader, order, cut, split_batches, even_batches), **common)
+
+
+def _part(
+    dataloader: DataLoader, order: Any, place: DataPlace, split_batches: bool, even_batches: bool
+) -> dict[str, Any]:
+    """The arguments of a loader over one part of the data set."""
+    if order is None:
+        return _stream_part(dataloader, place.count, place.index, split_batches, even_batches)
+    return _map_style_part(dataloader, order, place.count, place.index, split_batches, even_batches)
 
 
 def _map_style_part(
@@ -139,23 +165,14 @@ def _stream_part(
     return {"dataset": part, "batch_size": batch_size, "drop_last": dataloader.drop_last}
 
 
-def _refuse_unsupported(dataloader: Any, dispatch_batches: bool | None, mesh: Any) -> None:
+def _check_loader(dataloader: Any) -> None:
     if not isinstance(dataloader, DataLoader):
         raise DataLoaderError(
             f"prepare_data_loader takes a torch DataLoader, but got a {type(dataloader).__name__}. "
-            "Wrap the data in torch.utils.data.DataLoader(data, batch_size=...)."
+            "Wrap the data in torch.utils.data.DataLoader(data, batch_size=...), or, to have the batches of an "
+            "iterable moved to a device and nothing else, in accel_data.DevicePrefetcher(batches, device)."
         )
-    if dispatch_batches:
-        raise DataLoaderError(
-            "dispatch_batches=True (rank 0 reads and sends to the others) is not supported yet. Use "
-            "dispatch_batches=None: every rank then reads its own part."
-        )
-    if mesh is not None:
-        raise DataLoaderError(
-            "torch_device_mesh is not supported yet. Pass the data-parallel size and rank as num_processes and "
-            "process_index: ranks that pass the same process_index get the same batches."
-        )
-    if type(dataloader).__iter__ not in (DataLoader.__iter__, DataLoaderShard.__iter__):
+    if type(dataloader).__iter__ not in (DataLoader.__iter__, DataLoaderAdapter.__iter__):
         warnings.warn(
             f"{type(dataloader).__name__} has an __iter__ of its own, which the prepared loader does not call: it "
             "iterates as torch's DataLoader does, over the same data set, order and collate function.",
@@ -163,16 +180,31 @@ def _refuse_unsupported(dataloader: Any, dispatch_batches: bool | None, mesh: An
         )
 
 
-def _ranks(num_processes: int | None, process_index: int | None) -> tuple[int, int]:
-    if num_processes is not None and process_index is not None:
-        return num_processes, process_index
-    from accel_state import PartialState
+def _check_split(dataloader: DataLoader, place: DataPlace, split_batches: bool) -> None:
+    if split_batches and dataloader.batch_size is not None:
+        Partition.of_batches(
+            dataloader.batch_size, place.count, place.index, split_batches=True, drop_last=False, even_batches=True
+        )
 
-    state = PartialState()
-    return (
-        state.num_processes if num_processes is None else num_processes,
-        state.process_index if process_index is None else process_index,
-    )
+
+def _place(num_processes: int | None, process_index: int | None, mesh: Any) -> DataPlace:
+    """This rank's part of the data, from the arguments, the mesh or the process's state."""
+    if num_processes is None or process_index is None:
+        from accel_state import PartialState
+
+        state = PartialState()
+        num_processes = state.num_processes if num_processes is None else num_processes
+        process_index = state.process_index if process_index is None else process_index
+    check_rank(process_index, num_processes)
+    if mesh is not None:
+        return data_place(mesh, process_index)
+    return DataPlace(num_processes, process_index, tuple(range(num_processes)))
+
+
+def _is_whole_group(place: DataPlace) -> bool:
+    """Whether the ranks are those of torch's process group, so that batches can be sent among them."""
+    group = torch.distributed
+    return group.is_available() and group.is_initialized() and group.get_world_size() == len(place.part_of_rank)
 
 
 def _device(device: torch.device | str | None) -> torch.device | str:

@@ -74,3 +74,17 @@ def innermost_sampler(sampler: Any) -> Any:
         if inner is None:
             return sampler
         sampler = inner
+
+
+def set_innermost_sampler(holder: Any, sampler: Any) -> None:
+    """Put `sampler` where `innermost_sampler(holder)` is. Torch's batch samplers are replaced: users share them."""
+    while True:
+        name = "batch_sampler" if getattr(holder, "batch_sampler", None) is not None else "sampler"
+        inner = getattr(holder, name)
+        if type(inner) is BatchSampler:
+            setattr(holder, name, BatchSampler(sampler, inner.batch_size, inner.drop_last))
+            return
+        if innermost_sampler(inner) is inner:
+            setattr(holder, name, sampler)
+            return
+        holder = inner

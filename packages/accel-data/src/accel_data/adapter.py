@@ -1,0 +1,346 @@
+"""`DataLoaderAdapter`: a torch DataLoader that knows exactly where it stands, and continues there."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from accel_state.errors import DataLoaderError
+
+from .epochs import tell_epoch
+from .feeds import Feed, Tail
+from .mailbox import DataLoaderStateMixin
+from .position import Cursor, Fingerprint, OrderKind, Pass, Position, position_of, state_of
+from .randomness import drawn_generator, synchronize, worker_seed
+from .samplers import SeedableRandomSampler, innermost_sampler, set_innermost_sampler
+from .shard import BatchSamplerShard, ItemShard
+from .stream import StreamPart
+
+logger = logging.getLogger("accel_data")
+
+
+class DataLoaderAdapter(DataLoaderStateMixin, DataLoader):
+    """A torch DataLoader that knows its last batch when it hands it out, and whose position can be saved and loaded.
+
+    The base of every loader here. Of several iterators open at once, the one opened last is the one whose position
+    counts.
+
+    Args:
+        dataset: map-style or iterable.
+        use_stateful_dataloader: adds nothing: every loader here keeps its exact position.
+        batch_sampler: as torch's. One that is no `BatchSamplerShard` is taken as this rank's part already.
+        **kwargs: those of `torch.utils.data.DataLoader`.
+
+    Raises:
+        DataLoaderError: `in_order=False`.
+    """
+
+    def __init__(
+        self, dataset: Any, use_stateful_dataloader: bool = False, batch_sampler: Any = None, **kwargs: Any
+    ) -> None:
+        super().__init__(dataset, batch_sampler=batch_sampler, **kwargs)
+        if not self.in_order:
+            raise DataLoaderError(
+                "in_order=False delivers batches in an order that nobody knows beforehand, so neither the position nor "
+                "the last batch could be told. Use in_order=True."
+            )
+        self.use_stateful_dataloader = use_stateful_dataloader
+        self.skip_batches = 0
+        self.rng_types: list[Any] = ["generator"]
+        self._shard = _own_part(self)
+        self._cursor = Cursor()
+        self._skips_by_hand = False
+        self._tail: Tail | None = None
+        own = getattr(innermost_sampler(self._shard), "generator", None)
+        self._own_generators(own)
+
+    def _own_generators(self, order: torch.Generator | None) -> None:
+        """Tell the generator that decides the order from the one that seeds workers."""
+        self.synchronized_generator = order
+        self._worker_source: torch.Generator | None = order or self.generator
+        self.generator = torch.Generator()  # seeds workers; set anew at the start of each pass
+
+    # ---- iterating
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        """This rank's batches: the rest of the saved epoch if a state was loaded, else a whole epoch.
+
+        Cost: one broadcast of the generator's state (5 KB) where the order is random and there are several ranks.
+        """
+        current = self._begin()
+        feed = self._open(current.origin.consumed)
+        batches = self._batches(feed)
+        self._tail = None
+        self.begin()
+        self.remainder = feed.remainder
+        try:
+            for batch in batches:
+                current.served += 1
+                if current.served == feed.total:
+                    self.end_of_dataloader, self.remainder, self._tail = True, feed.remainder, feed.tail
+                yield batch
+            self._finish(current)
+        finally:
+            self.end()
+
+    def _open(self, start: int) -> Feed:
+        """The indices of a new pass."""
+        return self._shard.open(start)
+
+    def _batches(self, feed: Feed) -> Iterator[Any]:
+        """What the user gets in a pass, where it belongs."""
+        batches = feed.serve(self._torch_iterator(feed))
+        move = self._placement()
+        return batches if move is None else map(move, batches)
+
+    def _placement(self) -> Callable[[Any], Any] | None:
+        """What moves a batch to where it belongs; None leaves it."""
+        return None
+
+    def _torch_iterator(self, feed: Feed) -> Iterator[Any]:
+        """Torch's own iterator, reading indices from `feed`."""
+        self._shard.armed = feed
+        try:
+            return super().__iter__()
+        finally:
+            self._shard.armed = None
+
+    def _begin(self) -> Pass:
+        """Open a pass at the saved position or at the next epoch's start, with the generator where it has to be."""
+        cursor, generator = self._cursor, self.synchronized_generator
+        position = self._starting_point()
+        cursor.epoch = position.epoch
+        self._tell_epoch(position.epoch)
+        if self._num_readers > 1:
+            synchronize(self.rng_types, generator)
+        state = None if generator is None else generator.get_state()
+        source = self._worker_source
+        basis = state if source is None or source is generator else source.get_state()
+        seed = worker_seed(basis, position.epoch, position.consumed, self._shard.process_index)
+        self.generator.manual_seed(seed)
+        cursor.current = Pass(
+            origin=replace(position, generator_state=state),
+            units_per_step=self._units_per_step,
+            num_units=self._shard.num_units,
+        )
+        return cursor.current
+
+    @property
+    def _num_readers(self) -> int:
+        """Ranks that have to agree on the order."""
+        return self._shard.num_processes
+
+    @property
+    def _num_parts(self) -> int:
+        """Parts that the data is cut into."""
+        return self._shard.num_processes
+
+    @property
+    def _units_per_step(self) -> int:
+        """Units of the order that all ranks together consume in one step."""
+        return self._shard.units_per_step
+
+    def _starting_point(self) -> Position:
+        """Where the next pass begins; uses up a loaded position."""
+        cursor = self._cursor
+        resume, cursor.resume = cursor.resume, None
+        skipped = self._units_to_skip()
+        if resume is not None and self._skips_by_hand and self._is_at_end(resume) and not self._is_end(skipped):
+            self._leave(resume)  # nothing is left of that epoch, so the batches to skip are the next one's
+            resume = None
+        if resume is None:
+            return Position(epoch=cursor.epoch, consumed=skipped)
+        if self.synchronized_generator is not None and resume.generator_state is not None:
+            self.synchronized_generator.set_state(resume.generator_state)
+        if self._skips_by_hand:
+            return replace(resume, consumed=skipped)
+        if resume.consumed:
+            unit = "samples" if self._shard.counts_samples else "batches"
+            length = self._shard.num_units
+            logger.info("epoch %d continues after %d of %s %s", resume.epoch, resume.consumed, length or "?", unit)
+        return resume
+
+    def _finish(self, current: Pass) -> None:
+        """The pass was read to its end: the next one is the next epoch."""
+        self.end_of_dataloader = True
+        self._shard.finish()
+        if self._cursor.current is current:
+            self._cursor.current = None
+            self._cursor.epoch = current.origin.epoch + 1
+
+    def _leave(self, position: Position) -> None:
+        """Go on to the epoch after `position` without reading the rest of its epoch."""
+        generator = self.synchronized_generator
+        if generator is not None and position.generator_state is not None:
+            generator.set_state(position.generator_state)
+        if position.consumed:
+            self._shard.pass_over()
+        self._cursor.epoch = position.epoch + 1
+
+    def _units_to_skip(self) -> int:
+        units = self.skip_batches * self._units_per_step
+        length = self._shard.num_units
+        return units if length is None else min(units, length)
+
+    def _is_at_end(self, position: Position) -> bool:
+        return self._is_end(position.consumed)
+
+    def _is_end(self, units: int) -> bool:
+        length = self._shard.num_units
+        return length is not None and units >= length
+
+    # ---- position
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loader stands: plain integers and strings, and the generator's state as a uint8 tensor.
+
+        It counts what was received from the iterator, not what workers fetched ahead, and means the same on any number
+        of ranks and workers. After `break` it is the place of the break; after the last batch but before the loop has
+        ended, it is the end of that epoch, of which nothing is left.
+        """
+        position = self._position()
+        if self._order_kind != "generator":
+            position = replace(position, generator_state=None)
+        return state_of(position, self._fingerprint(), self._seed)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Let the next iteration continue at a saved position; the one after it is a whole epoch, the next in order.
+
+        Raises:
+            DataStateError: the state is of a newer version, of another data set's length, of another kind of order,
+                or counts batches of another size.
+        """
+        position = position_of(state_dict, self._fingerprint())
+        sampler = innermost_sampler(self._shard)
+        if isinstance(sampler, SeedableRandomSampler):
+            sampler.initial_seed = int(state_dict["seed"])
+        cursor = self._cursor
+        cursor.resume, cursor.current, cursor.epoch = position, None, position.epoch
+
+    def adjust_state_dict_for_prefetch(self) -> None:
+        """Nothing to adjust: a position counts what was received, never what was fetched ahead."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next iteration be that of `epoch`, and tell the data set, samplers and what they wrap.
+
+        A loaded position of that epoch is kept; one of another epoch counts as left.
+        """
+        cursor = self._cursor
+        if cursor.resume is not None and cursor.resume.epoch != epoch:
+            self._leave(cursor.resume)
+            cursor.resume = None
+        if cursor.current is not None and cursor.current.origin.epoch != epoch:
+            cursor.current = None
+        cursor.epoch = epoch
+        self._tell_epoch(epoch)
+
+    def _position(self) -> Position:
+        cursor = self._cursor
+        if cursor.resume is not None:
+            return cursor.resume
+        if cursor.current is not None:
+            return cursor.current.position
+        generator = self.synchronized_generator
+        return Position(epoch=cursor.epoch, generator_state=None if generator is None else generator.get_state())
+
+    @property
+    def _order_kind(self) -> OrderKind:
+        if isinstance(innermost_sampler(self._shard), SeedableRandomSampler):
+            return "seedable"
+        return "fixed" if self.synchronized_generator is None else "generator"
+
+    @property
+    def _seed(self) -> int | None:
+        sampler = innermost_sampler(self._shard)
+        return sampler.initial_seed if isinstance(sampler, SeedableRandomSampler) else None
+
+    def _fingerprint(self) -> Fingerprint:
+        shard = self._shard
+        return Fingerprint(
+            order=self._order_kind,
+            unit="samples" if shard.counts_samples else "batches",
+            length=shard.num_units,
+            batch_size=shard.batch_size,
+            num_processes=self._num_parts,
+            world_bound=isinstance(shard, StreamPart)
+            and not shard.counts_samples
+            and shard.num_processes == self._num_parts,
+        )
+
+    def _tell_epoch(self, epoch: int) -> None:
+        tell_epoch((self.dataset, self._shard), epoch)
+        sampler = innermost_sampler(self._shard)
+        if isinstance(sampler, SeedableRandomSampler):
+            sampler.reseed()
+
+    # ---- the sampler
+
+    def get_sampler(self) -> Any:
+        """The sampler that decides the order: the innermost one."""
+        return innermost_sampler(self._shard)
+
+    def set_sampler(self, sampler: Any) -> None:
+        """Let another sampler decide the order from the next iteration on; a random one gets a generator of its own.
+
+        Raises:
+            DataLoaderError: the data set is iterable: it decides its order itself.
+        """
+        if isinstance(self._shard, StreamPart):
+            raise DataLoaderError("An iterable data set decides its order itself, so no sampler can be set.")
+        if getattr(sampler, "generator", False) is None:
+            sampler.generator = drawn_generator()
+        set_innermost_sampler(self._shard, sampler)
+        vars(self)["sampler"] = sampler if self.batch_sampler is not None else self._shard
+        self.synchronized_generator = self._worker_source = getattr(sampler, "generator", None)
+
+    # ---- facts
+
+    @property
+    def iteration(self) -> int:
+        """The epoch that is being read, or comes next."""
+        return self._cursor.epoch
+
+    @property
+    def tail(self) -> Tail | None:
+        """Size and real samples of this rank's last batch, once it has been handed out."""
+        return self._tail
+
+    def __len__(self) -> int:
+        """This rank's batches in a whole epoch, less those skipped at its start."""
+        return max(len(self._shard) - self.skip_batches, 0)
+
+    def __copy__(self) -> DataLoaderAdapter:
+        twin = object.__new__(type(self))
+        vars(twin).update(vars(self), _iterator=None)  # persistent workers belong to one loader
+        return twin
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_iterator": None}
+
+
+def _own_part(loader: DataLoader) -> BatchSamplerShard | StreamPart:
+    """This rank's part of a loader just constructed; torch's attributes are made to say what the user wrote.
+
+    torch forbids to set them after construction, since it would not notice; here that is the point.
+    """
+    attributes = vars(loader)
+    if isinstance(loader.dataset, IterableDataset):
+        stream = StreamPart(loader)
+        attributes["dataset"] = stream.dataset
+        return stream
+    if loader.batch_sampler is None:
+        order = loader.sampler
+        items = order if isinstance(order, BatchSamplerShard) else ItemShard(order)
+        attributes["sampler"] = items
+        return items
+    given = loader.batch_sampler
+    part = given if isinstance(given, BatchSamplerShard) else BatchSamplerShard(given)
+    attributes.update(
+        batch_sampler=part, batch_size=part.batch_size, drop_last=part.drop_last, sampler=innermost_sampler(part)
+    )
+    return part
