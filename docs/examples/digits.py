@@ -67,6 +67,11 @@ def digits(seed: int = 0) -> tuple[TensorDataset, TensorDataset]:
     return TensorDataset(x_train, y_train), TensorDataset(x_test, y_test)
 
 
+def learning_rate_factor(update: int) -> float:
+    """Warm-up over 30 updates, then half as much every 80: bound to no length, so a finished run can be prolonged."""
+    return min(1.0, (update + 1) / 30) * max(0.01, 0.5 ** (update / 80))
+
+
 @torch.no_grad()
 def evaluate(accelerator: Accelerator, model: nn.Module, loader: DataLoader) -> tuple[float, list[Tensor]]:
     """Accuracy over the whole test set, and the images, labels and predictions, each sample once."""
@@ -108,9 +113,9 @@ def run_directory(base: Path, resume: bool) -> Path:
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=15)
+    parser.add_argument("--epochs", type=int, default=15, help="in all, those before a --resume included")
     parser.add_argument("--global-batch-size", type=int, default=64, help="over all processes")
-    parser.add_argument("--lr", type=float, default=4e-3, help="the peak of a one-cycle schedule")
+    parser.add_argument("--lr", type=float, default=4e-3, help="at the schedule's peak")
     parser.add_argument("--dropout", type=float, default=0.25)
     parser.add_argument("--num-workers", type=int, default=0, help="data loading processes per rank")
     parser.add_argument("--mixed-precision", choices=["no", "bf16"], default=None)
@@ -142,7 +147,7 @@ def main(argv: list[str] | None = None) -> None:
     model = DigitsNet(dropout=args.dropout)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     updates = args.epochs * (len(train_set) // args.global_batch_size)
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, args.lr, total_steps=updates)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate_factor)
 
     model, optimizer, scheduler, train_loader, test_loader = accelerator.prepare(
         model, optimizer, scheduler, train_loader, test_loader

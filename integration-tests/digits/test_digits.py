@@ -51,8 +51,12 @@ def test_two_processes_learn_the_digits_and_the_run_resumes(tmp_path):
     assert {"loss", "accuracy", "samples_per_second"} <= json.loads(json.dumps(logged[-1]["values"])).keys()
 
     again = digits(tmp_path, "--resume", processes=2)
-    assert "nothing is left" in again
+    assert "all 15 epochs are done" in again
     assert accuracy(again) == accuracy(printed)
+    prolonged = digits(tmp_path, "--resume", "--epochs", "16", processes=2)
+    assert "resumed" in prolonged
+    assert accuracy(prolonged) > 97
+    assert sum("step" in line for line in map(json.loads, file.read_text().splitlines())) == 16
 
 
 @pytest.mark.timeout(300)

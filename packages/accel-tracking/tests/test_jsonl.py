@@ -149,16 +149,3 @@ def test_other_ranks_write_nothing(tmp_path: Path, rank_1: None) -> None:
     tracker.log_images({"x": torch.zeros(1, 1, 2, 2)})
     tracker.finish()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_log_of_20_scalars_stays_under_its_bound(tracker: JsonlTracker) -> None:
-    values = {f"metric/{index}": index / 7 for index in range(20)}
-    best_s = min(_seconds_per_log(tracker, values) for _ in range(20))
-    assert best_s < 30e-6
-
-
-def _seconds_per_log(tracker: JsonlTracker, values: dict[str, float], count: int = 200) -> float:
-    start = time.perf_counter()
-    for step in range(count):
-        tracker.log(values, step=step)
-    return (time.perf_counter() - start) / count

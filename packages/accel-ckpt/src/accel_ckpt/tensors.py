@@ -36,14 +36,14 @@ _NAMES: dict[torch.dtype, str] = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-_AS_BYTES = {
+_AS_BYTES = (
     torch.complex32,
     torch.complex64,
     torch.complex128,
     torch.float8_e4m3fnuz,
     torch.float8_e5m2fnuz,
     torch.float8_e8m0fnu,
-}
+)
 DTYPES: dict[str, torch.dtype] = {str(dtype).removeprefix("torch."): dtype for dtype in (*_NAMES, *_AS_BYTES)}
 
 

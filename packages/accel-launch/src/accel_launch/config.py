@@ -40,7 +40,7 @@ def resolve_config(
     *,
     environ: Mapping[str, str] | None = None,
     count: Callable[[str, Mapping[str, str]], int] = count_devices,
-    platform: str = sys.platform,
+    platform: str | None = None,
 ) -> LaunchConfig:
     """Settle every setting of a launch by flag, then environment, then default.
 
@@ -49,7 +49,7 @@ def resolve_config(
         flags: key to value; None or absent means not given. Other names are left alone.
         environ: the variables; the process's own by default.
         count: how many devices of a kind a process with these variables sees.
-        platform: as `sys.platform`.
+        platform: as `sys.platform`, and that by default.
 
     Raises:
         SettingError: a value that is not allowed.
@@ -65,7 +65,7 @@ def resolve_config(
     _check_machines(settings)
     _check_gpu_request(settings)
     num_gpus = 0 if settings["cpu"].value else _count_gpus(settings, environ, count)
-    settings["num_processes"] = _num_processes(settings, num_gpus, platform)
+    settings["num_processes"] = _num_processes(settings, num_gpus, platform or sys.platform)
     return LaunchConfig(target, settings)
 
 
