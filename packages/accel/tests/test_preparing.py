@@ -184,6 +184,8 @@ def test_harmless_calls_stay_harmless_on_one_process():
     accelerator.wait_for_everyone()
     with pytest.warns(UserWarning, match="no effect"), accelerator.join_uneven_inputs([model]):
         accelerator.backward(model(torch.ones(1, 1)).sum())
-    with pytest.raises(SettingError, match="even_batches"):
-        accelerator.join_uneven_inputs([model], even_batches=False)
+    loader = accelerator.prepare(DataLoader(torch.arange(4)))
+    with pytest.warns(UserWarning, match="no effect"), accelerator.join_uneven_inputs([model], even_batches=False):
+        assert not loader.batch_sampler.even_batches
+    assert loader.batch_sampler.even_batches
     assert model.weight.grad.item() == 3.0

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .skip import SkipDataLoader as SkipDataLoader
     from .skip import skip_first_batches as skip_first_batches
     from .stream import IterableDatasetShard as IterableDatasetShard
+    from .uneven import uneven_inputs as uneven_inputs
 
 __getattr__, __dir__, __all__ = lazy_exports(
     __name__,
@@ -33,6 +34,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "metrics": ["gather_for_metrics", "weighted_mean"],
         "config": ["DataLoaderConfiguration"],
         "shard": ["BatchSamplerShard"],
+        "uneven": ["uneven_inputs"],
         "stream": ["IterableDatasetShard"],
         "samplers": ["SeedableRandomSampler", "SkipBatchSampler", "get_sampler"],
     },

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from accel_state.errors import DataLoaderError
 
 from .epochs import tell_epoch
-from .feeds import Feed, Tail
+from .feeds import Feed, Ragged, Tail
 from .mailbox import DataLoaderStateMixin
 from .position import Cursor, Fingerprint, OrderKind, Pass, Position, position_of, state_of
 from .randomness import drawn_generator, synchronize, worker_seed
@@ -51,6 +51,8 @@ class DataLoaderAdapter(DataLoaderStateMixin, DataLoader):
             )
         self.use_stateful_dataloader = use_stateful_dataloader
         self.skip_batches = 0
+        self.ranks_met = False  # set by whoever ran a backward that waits for all ranks in this pass
+        self.joins_uneven_inputs = False  # whether ranks without data shadow the others, so that none waits forever
         self.rng_types: list[Any] = ["generator"]
         self._shard = _own_part(self)
         self._cursor = Cursor()
@@ -75,18 +77,31 @@ class DataLoaderAdapter(DataLoaderStateMixin, DataLoader):
         current = self._begin()
         feed = self._open(current.origin.consumed)
         batches = self._batches(feed)
-        self._tail = None
+        self._tail, self.ranks_met = None, False
         self.begin()
         self.remainder = feed.remainder
         try:
             for batch in batches:
+                if feed.ragged is not None:
+                    self._check_end(feed.ragged, current.served)
                 current.served += 1
                 if current.served == feed.total:
                     self.end_of_dataloader, self.remainder, self._tail = True, feed.remainder, feed.tail
                 yield batch
+            if feed.ragged is not None:
+                self._check_end(feed.ragged, current.served)
             self._finish(current)
         finally:
             self.end()
+
+    def _check_end(self, ragged: Ragged, served: int) -> None:
+        """Fail, on every rank at the same step, where some would go on to wait for others that have no more batches."""
+        if served == ragged.common and self.ranks_met and not self.joins_uneven_inputs:
+            raise DataLoaderError(
+                f"After {served} batches the ranks from {ragged.first_dry} on have none left, while lower ones do, and "
+                "backward waits for all ranks (DistributedDataParallel): it would wait forever. Use "
+                "even_batches=True, drop_last=True in the loader, or a `join_uneven_inputs` block."
+            )
 
     def _open(self, start: int) -> Feed:
         """The indices of a new pass."""
@@ -304,6 +319,11 @@ class DataLoaderAdapter(DataLoaderStateMixin, DataLoader):
     def iteration(self) -> int:
         """The epoch that is being read, or comes next."""
         return self._cursor.epoch
+
+    @property
+    def part(self) -> BatchSamplerShard | StreamPart:
+        """What is read of the order or the stream."""
+        return self._shard
 
     @property
     def tail(self) -> Tail | None:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from accel_state.errors import CollectiveMismatchError, DataLoaderError
 
-from .feeds import Feed, Tail
+from .feeds import Feed, Ragged, Tail
 from .loader import DataLoaderShard
 from .position import Position
 from .rounds import Cutter, Round, rounds_of
@@ -134,10 +134,10 @@ class DataLoaderDispatcher(DataLoaderShard):
             note, payload = self._wire.receive(READER, self._pass_number, step)
             if note.kind == FAILURE:
                 raise DataLoaderError(f"Rank {READER}, which reads for all ranks, failed: {decode(payload)}")
+            feed.take(note)
             if note.kind == END:
                 return
             is_last = bool(note.is_last)
-            feed.take(note)
             yield decode(payload)
             step += 1
 
@@ -175,6 +175,7 @@ class DataLoaderDispatcher(DataLoaderShard):
             is_last=dealt.is_last,
             remainder=dealt.remainder,
             is_padded=dealt.is_padded,
+            first_dry=dealt.first_dry,
         )
         if self._wire is None:
             return note
@@ -225,10 +226,13 @@ class _Rounds:
     total: int | None = None
     tail: Tail | None = None
     remainder: int = -1
+    ragged: Ragged | None = None
 
     def take(self, note: Note) -> None:
         """Note what is told about the round that is handed out now."""
-        if note.is_last:
+        if note.first_dry:
+            self.ragged = Ragged(note.step, note.first_dry)
+        if note.is_last and note.kind == BATCH:
             self.total, self.remainder = note.step + 1, note.remainder
             self.tail = Tail(note.size, note.real, bool(note.is_padded))
 

@@ -33,12 +33,26 @@ class Tail:
     is_padded: bool
 
 
+@dataclass(frozen=True)
+class Ragged:
+    """A pass that ends earlier on some ranks than on others.
+
+    Args:
+        common: batches that every rank gets.
+        first_dry: the first rank that gets no more.
+    """
+
+    common: int
+    first_dry: int
+
+
 class Feed(Protocol):
     """This rank's batches of indices, and what is known about their end."""
 
     total: int | None  # batches of this pass; None until known, which is before the last one is yielded
     tail: Tail | None
     remainder: int
+    ragged: Ragged | None  # known before the first batch that not every rank gets
 
     def __iter__(self) -> Iterator[Any]:
         """This rank's batches of indices; reads anew from the start of the pass each time."""
@@ -66,6 +80,9 @@ class KnownFeed:
         self.total: int | None = partition.num_batches(remaining)
         self.remainder = partition.remainder(remaining)
         self.tail: Tail | None = None
+        rounds, rest = divmod(max(remaining, 0), partition.round_size)
+        first_dry = partition.first_dry(rest)
+        self.ragged = None if first_dry is None else Ragged(rounds, first_dry)
         if self.total:
             real = partition.real_in_batch(remaining, self.total - 1)
             self.tail = Tail(
@@ -111,13 +128,25 @@ class KnownFeed:
         return [int(order[index % length]) for index in range(first, last)]
 
 
+NOTHING = object()
+"""The items of a portion of a rank that gets none in a round in which others do."""
+
+
 @dataclass(frozen=True)
 class Portion:
-    """One rank's part of one round: its batch, how much of it is real, and the round's real samples if it is short."""
+    """One rank's part of one round.
+
+    Args:
+        items: its batch.
+        tail: how much of it is real.
+        remainder: the round's real samples if it is short.
+        first_dry: the first rank that gets nothing in this round, if any.
+    """
 
     items: Any
     tail: Tail
     remainder: int
+    first_dry: int | None = None
 
 
 class ReadFeed:
@@ -132,20 +161,25 @@ class ReadFeed:
         self.total: int | None = None
         self.tail: Tail | None = None
         self.remainder = 0
+        self.ragged: Ragged | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        self.total = self.tail = None
+        self.total = self.tail = self.ragged = None
         portions = self._portions()
-        portion = next(portions, None)
-        served = 0
-        while portion is not None:
-            following = next(portions, None)
+        served, portion = 0, self._note_ragged(next(portions, None), 0)
+        while portion is not None and portion.items is not NOTHING:
             served += 1
-            if following is None:
+            following = self._note_ragged(next(portions, None), served)
+            if following is None or following.items is NOTHING:
                 self.total, self.tail, self.remainder = served, portion.tail, portion.remainder
             yield portion.items
             portion = following
         self.total = served
+
+    def _note_ragged(self, portion: Portion | None, served: int) -> Portion | None:
+        if portion is not None and portion.first_dry is not None:
+            self.ragged = Ragged(served, portion.first_dry)
+        return portion
 
     def serve(self, batches: Iterator[Any]) -> Iterator[Any]:
         """`batches`: the end is known from the indices."""

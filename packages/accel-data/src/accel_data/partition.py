@@ -86,6 +86,11 @@ class Partition:
         """How many samples of this rank's batch of round `step` are not padding."""
         return min(max(remaining - self.begin(step), 0), self.batch_size)
 
+    def first_dry(self, rest: int) -> int | None:
+        """The first rank that gets nothing of a last round of `rest` samples; None if all get some, or none do."""
+        with_data = -(-rest // self.batch_size)
+        return None if rest == 0 or self.pads or self.drop_last or with_data >= self.world_size else with_data
+
     def remainder(self, remaining: int) -> int:
         """Real samples in a last round that is short; 0 when every round is full, -1 when a short one is dropped."""
         rest = max(remaining, 0) % self.round_size

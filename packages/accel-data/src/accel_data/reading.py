@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import Any
 
-from .feeds import Portion, Tail
+from .feeds import NOTHING, Portion, Tail
 from .partition import Partition
 
 
@@ -27,8 +27,9 @@ def sample_portions(sampler: Iterable[Any], partition: Partition, start: int) ->
             return
         if partition.pads:
             read += islice(cycle(opening), partition.round_size - len(read))
-        if own := read[first : first + partition.batch_size]:
-            yield Portion(own, Tail(len(own), real, partition.pads and remainder > 0), remainder)
+        own = read[first : first + partition.batch_size]
+        tail = Tail(len(own), real, partition.pads and remainder > 0)
+        yield Portion(own or NOTHING, tail, remainder, partition.first_dry(remainder))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +89,7 @@ def _read_round(stream: Iterator[Any], deal: BatchDeal, limit: int | None = None
 
 
 def _portion(read: list[Any], opening: list[Any], deal: BatchDeal, *, is_last: bool) -> Iterator[Portion]:
-    """This rank's portion of a round, if it gets one."""
+    """This rank's portion of a round, if the round is served."""
     sizes = [len(batch) for batch in read] if deal.are_lists else [1] * len(read)
     full_size = _own_batch_size(deal)
     missing = deal.world_size - len(read)
@@ -100,12 +101,14 @@ def _portion(read: list[Any], opening: list[Any], deal: BatchDeal, *, is_last: b
         remainder = sum(sizes)
         if deal.even_batches:
             read = _completed(read, opening, deal)
-    if deal.rank < len(read):
-        own = read[deal.rank]
-        real = sizes[deal.rank] if deal.rank < len(sizes) else 0
-        yield Portion(
-            own, Tail(len(own) if deal.are_lists else 1, real, remainder > 0 and deal.even_batches), remainder
-        )
+    first_dry = len(read) if len(read) < deal.world_size else None
+    if deal.rank >= len(read):
+        yield Portion(NOTHING, Tail(0, 0, False), remainder, first_dry)
+        return
+    own = read[deal.rank]
+    real = sizes[deal.rank] if deal.rank < len(sizes) else 0
+    tail = Tail(len(own) if deal.are_lists else 1, real, remainder > 0 and deal.even_batches)
+    yield Portion(own, tail, remainder, first_dry)
 
 
 def _own_batch_size(deal: BatchDeal) -> int | None:

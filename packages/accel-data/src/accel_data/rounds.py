@@ -31,6 +31,11 @@ class Round:
     remainder: int = -1
     is_padded: bool = False
 
+    @property
+    def first_dry(self) -> int:
+        """The first part without a batch, though others have one; 0 if there is none."""
+        return self.parts.index(None) if None in self.parts else 0
+
 
 def rounds_of(
     batches: Iterator[Any], feed: Feed, per_round: int, drops_short: bool

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from .feeds import Portion, Tail
+from .feeds import NOTHING, Portion, Ragged, Tail
 from .partition import Partition, check_rank
 from .reading import drop_items, sample_portions
 
@@ -60,6 +60,7 @@ class IterableDatasetShard(IterableDataset):
         )
         self.start = 0  # samples of the stream that were consumed before the next iteration
         self.last_portion: Portion | None = None  # the one handed out last, where it is read in this process
+        self.first_dry: int | None = None  # the first rank that got nothing in the round read last, if any
 
     def set_epoch(self, epoch: int) -> None:
         """Tell the data set inside, if it listens."""
@@ -68,7 +69,7 @@ class IterableDatasetShard(IterableDataset):
             set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Any]:
-        self.last_portion = None
+        self.last_portion = self.first_dry = None
         source, start = self.dataset, self.start
         if start and callable(getattr(source, "skip", None)):
             source, start = source.skip(start), 0
@@ -78,8 +79,10 @@ class IterableDatasetShard(IterableDataset):
             yield from samples
             return
         for portion in sample_portions(source, self.partition, start):
-            self.last_portion = portion
-            yield from portion.items
+            self.first_dry = portion.first_dry
+            if portion.items is not NOTHING:
+                self.last_portion = portion
+                yield from portion.items
 
     def __len__(self) -> int:
         """Samples of this rank, where the data set has a length."""
@@ -107,6 +110,7 @@ class StreamFeed:
         self.total: int | None = None
         self.tail: Tail | None = None
         self.remainder = -1
+        self.ragged: Ragged | None = None
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._shard)
@@ -120,6 +124,8 @@ class StreamFeed:
         while batch is not missing:
             following = next(batches, missing)
             served += 1
+            if self.ragged is None and self._shard.first_dry is not None:
+                self.ragged = Ragged(served, self._shard.first_dry)
             if following is missing:
                 self._end(served)
             yield batch

@@ -37,6 +37,7 @@ class Note:
         remainder: real samples of a last round that is short; 0 for a full one, -1 before the last.
         size, real: samples of this rank's batch, and how many are not padding.
         is_padded: whether any rank's batch of this round holds padding.
+        first_dry: the first part without a batch in this round, though others have one; 0 if there is none.
         num_bytes: of the payload.
     """
 
@@ -48,6 +49,7 @@ class Note:
     size: int = 0
     real: int = 0
     is_padded: int = 0
+    first_dry: int = 0
     num_bytes: int = 0
 
 

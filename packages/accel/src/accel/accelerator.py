@@ -403,6 +403,8 @@ class Accelerator:
             kwargs: of `Tensor.backward`.
         """
         self.engine.backward(loss, **kwargs)
+        if self.state.num_processes > 1:
+            preparing.note_reduction(self)
 
     def no_sync(self, model: nn.Module | None = None) -> AbstractContextManager[Any]:
         """A block whose gradients stay on their rank; without a model, those of all prepared models."""
@@ -442,11 +444,11 @@ class Accelerator:
     ) -> AbstractContextManager[None]:
         """A block in which ranks may run out of data at different times. Harmless, with a warning, without DDP.
 
-        Raises:
-            SettingError: `even_batches` is given, which is not honoured inside the block yet.
+        Args:
+            joinables: DDP models.
+            even_batches: overrides that of prepared map-style loaders inside the block; None leaves it.
         """
-        preparing.refuse_even_batches_override(even_batches)
-        return accel_parallel.join_uneven_inputs(joinables)
+        return preparing.join_uneven_inputs(self, joinables, even_batches)
 
     # ------------------------------------------------------------ communication
 

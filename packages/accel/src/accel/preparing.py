@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -204,19 +205,27 @@ def prepare_data_loader(
         data_seed=config.data_seed,
         non_blocking=config.non_blocking,
         use_stateful_dataloader=config.use_stateful_dataloader,
+        torch_device_mesh=accelerator.state.device_mesh,
         gradient_state=accelerator.gradient_state,
     )
     known.append(prepared)
     return prepared
 
 
-def refuse_even_batches_override(even_batches: bool | None) -> None:
-    """`join_uneven_inputs(even_batches=...)` would have to change prepared loaders for the block."""
-    if even_batches is not None:
-        raise SettingError(
-            f"join_uneven_inputs(even_batches={even_batches!r}) is not honoured yet: prepare the loader with "
-            f"DataLoaderConfiguration(even_batches={even_batches!r}) and leave the argument out"
-        )
+def note_reduction(accelerator: Accelerator) -> None:
+    """Tell the loader being read that this backward waited for all ranks, so none of them may go on alone."""
+    loader = accelerator.gradient_state.active_dataloader
+    if loader is not None and not getattr(loader, "ranks_met", True):
+        models = accelerator.registry.models
+        loader.ranks_met = any(getattr(model, "require_backward_grad_sync", False) for model in models)
+
+
+@contextmanager
+def join_uneven_inputs(accelerator: Accelerator, joinables: Sequence[Any], even_batches: bool | None) -> Iterator[None]:
+    """torch's `Join` for the models, and for the prepared loaders what they need to end unevenly."""
+    loaders = accelerator.registry.dataloaders
+    with accel_data.uneven_inputs(loaders, even_batches), accel_parallel.join_uneven_inputs(joinables):
+        yield
 
 
 def _known(known: Sequence[Any], item: Any) -> bool:
