@@ -50,6 +50,7 @@ class AcceleratorState:
     distributed_type: DistributedType
     backend: str | None
     debug: bool
+    fork_launched: bool
     dynamo_plugin: Any
     deepspeed_plugins: dict[str, Any] | None
     fsdp_plugin: Any

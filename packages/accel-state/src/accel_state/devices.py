@@ -7,8 +7,9 @@ not have is answered by `call` with a default. Rows without hardware in our test
 
 from __future__ import annotations
 
+import functools
 import importlib
-import importlib.util
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import ModuleType
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 
+from accel_state.availability import is_installed
 from accel_state.enums import DistributedType
 from accel_state.errors import DeviceError
 
@@ -40,10 +42,8 @@ class DeviceKind:
 
     def functions(self) -> ModuleType | None:
         """The module with this kind's functions, or None where it is not installed."""
-        if self.plugin is not None:
-            if importlib.util.find_spec(self.plugin.partition(".")[0]) is None:
-                return None
-            importlib.import_module(self.plugin)
+        if self.plugin is not None and not _brings_kind(self.plugin):
+            return None
         module = importlib.import_module(self.module) if self.module else getattr(torch, self.name, None)
         return module if isinstance(module, ModuleType) else None
 
@@ -100,6 +100,19 @@ class DeviceKind:
             self.call("set_rng_state_all", states)
         elif states:
             self.call("set_rng_state", states[0])
+
+
+@functools.cache
+def _brings_kind(plugin: str) -> bool:
+    """Whether a plugin of torch is there and can be imported; one that is there and broken is named in a warning."""
+    if not is_installed(plugin.partition(".")[0]):
+        return False
+    try:
+        importlib.import_module(plugin)
+    except Exception as error:  # noqa: BLE001  (a broken plugin may raise anything, and others can still be used)
+        warnings.warn(f"{plugin} is installed but cannot be imported: {type(error).__name__}: {error}", stacklevel=2)
+        return False
+    return True
 
 
 def _as_list(states: Any) -> list[torch.Tensor]:

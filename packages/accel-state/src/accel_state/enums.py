@@ -38,3 +38,28 @@ class RNGType(str, Enum):  # noqa: UP042
     HPU = "hpu"
     NEURON = "neuron"
     GENERATOR = "generator"
+
+
+class ComputeEnvironment(str, Enum):  # noqa: UP042
+    """Where a job runs."""
+
+    LOCAL_MACHINE = "LOCAL_MACHINE"
+    AMAZON_SAGEMAKER = "AMAZON_SAGEMAKER"
+
+
+TORCH_DISTRIBUTED_OPERATION_TYPES = [
+    "DEEPSPEED",
+    "MULTI_GPU",
+    "FSDP",
+    "MEGATRON_LM",
+    "TP",
+    "MULTI_NPU",
+    "MULTI_MLU",
+    "MULTI_SDAA",
+    "MULTI_MUSA",
+    "MULTI_XPU",
+    "MULTI_CPU",
+    "MULTI_HPU",
+    "MULTI_NEURON",
+]
+"""What a job is called whose ranks talk over torch.distributed."""

@@ -49,6 +49,14 @@ class CollectiveMismatchError(AccelError, RuntimeError):
     """The ranks did not call the same collective with matching data."""
 
 
+DistributedOperationException = CollectiveMismatchError
+"""The peer's name for it."""
+
+
+class CannotPadNestedTensorWarning(UserWarning):
+    """A nested tensor was to be padded; it is returned as it is."""
+
+
 class RankFailedError(AccelError, RuntimeError):
     """One of the processes that we started failed; the message holds its traceback."""
 

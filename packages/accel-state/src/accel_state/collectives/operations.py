@@ -189,6 +189,25 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
     return object_list
 
 
+def copy_tensor_to_devices(tensor: torch.Tensor | None = None) -> torch.Tensor:
+    """Rank 0's tensor on every rank's device; the others give nothing.
+
+    Args:
+        tensor: on rank 0, of any shape.
+
+    Raises:
+        ValueError: rank 0 gives none.
+    """
+    from accel_state.process_group import current_job
+
+    job, channel = current_job(), _channel()
+    if channel is not None:
+        tensor = channel.broadcast_object("copy_tensor_to_devices", None if tensor is None else tensor.cpu(), 0)
+    if tensor is None:
+        raise ValueError("copy_tensor_to_devices: rank 0 has to give a tensor, and it gave None")
+    return tensor.to(job.device)
+
+
 def _check_rank(channel: Channel, rank: int, text: str) -> None:
     if not 0 <= rank < channel.world_size:
         raise ValueError(f"{text}: there is no such rank; allowed are 0 to {channel.world_size - 1}")
