@@ -158,10 +158,9 @@ def main(argv: list[str] | None = None) -> None:
     if args.resume:
         try:
             accelerator.load_state()
-            left = (
-                f"update {progress.update} of {updates}" if progress.epoch < args.epochs else "its end: nothing is left"
-            )
-            accelerator.print(f"resumed {folder} at epoch {progress.epoch}, {left}")
+            accelerator.print(f"resumed {folder} at epoch {progress.epoch}, update {progress.update} of {updates}")
+            if progress.epoch >= args.epochs:
+                accelerator.print(f"all {args.epochs} epochs are done: --epochs {args.epochs + 5} trains on")
         except FileNotFoundError:
             accelerator.print(f"{folder} holds no checkpoint yet: starting from the beginning")
     accelerator.init_trackers("digits", config={key: str(value) for key, value in vars(args).items()})

@@ -217,13 +217,13 @@ def _open_settled(path: Path, world: World, objects: Mapping[str, Any]) -> _Open
     last: Exception | None = None
     for attempt in range(_OPEN_ATTEMPTS):
         time.sleep(0.05 * attempt)
-        before = _identity(path)
+        before, was_moving = _identity(path), (path / JOURNAL_NAME).is_dir()
         try:
             manifest = verify_checkpoint(path, sizes_only=not world.is_local_main)
             return _open(path, manifest, objects)
         except (CheckpointCorruptError, OSError) as error:
             last = error if _identity(path) == before else None
-            if last is not None and not (path / JOURNAL_NAME).is_dir():
+            if last is not None and not was_moving and not (path / JOURNAL_NAME).is_dir():
                 raise
     raise last or CheckpointError(f"{path} is being replaced again and again; load it when its writer is done.")
 
