@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from .mailbox import DataLoaderStateMixin as DataLoaderStateMixin
     from .metrics import gather_for_metrics as gather_for_metrics
     from .metrics import weighted_mean as weighted_mean
+    from .order_shard import OrderShard as OrderShard
+    from .permutation import PermutationSampler as PermutationSampler
+    from .permutation import SampleOrder as SampleOrder
     from .prepare import prepare_data_loader as prepare_data_loader
     from .samplers import SeedableRandomSampler as SeedableRandomSampler
     from .samplers import SkipBatchSampler as SkipBatchSampler
@@ -36,6 +39,8 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "shard": ["BatchSamplerShard"],
         "uneven": ["uneven_inputs"],
         "stream": ["IterableDatasetShard"],
+        "permutation": ["SampleOrder", "PermutationSampler"],
+        "order_shard": ["OrderShard"],
         "samplers": ["SeedableRandomSampler", "SkipBatchSampler", "get_sampler"],
     },
 )

@@ -15,6 +15,7 @@ from accel_state.errors import DataLoaderError
 from .epochs import tell_epoch
 from .feeds import Feed, Ragged, Tail
 from .mailbox import DataLoaderStateMixin
+from .permutation import PermutationSampler
 from .position import Cursor, Fingerprint, OrderKind, Pass, Position, position_of, state_of
 from .randomness import drawn_generator, synchronize, worker_seed
 from .samplers import SeedableRandomSampler, innermost_sampler, set_innermost_sampler
@@ -22,6 +23,8 @@ from .shard import BatchSamplerShard, ItemShard
 from .stream import StreamPart
 
 logger = logging.getLogger("accel_data")
+
+_SEEDED = (SeedableRandomSampler, PermutationSampler)
 
 
 class DataLoaderAdapter(DataLoaderStateMixin, DataLoader):
@@ -232,7 +235,7 @@ class DataLoaderAdapter(DataLoaderStateMixin, DataLoader):
         """
         position = position_of(state_dict, self._fingerprint())
         sampler = innermost_sampler(self._shard)
-        if isinstance(sampler, SeedableRandomSampler):
+        if isinstance(sampler, _SEEDED):
             sampler.initial_seed = int(state_dict["seed"])
         cursor = self._cursor
         cursor.resume, cursor.current, cursor.epoch = position, None, position.epoch
@@ -265,14 +268,15 @@ class DataLoaderAdapter(DataLoaderStateMixin, DataLoader):
 
     @property
     def _order_kind(self) -> OrderKind:
-        if isinstance(innermost_sampler(self._shard), SeedableRandomSampler):
-            return "seedable"
+        sampler = innermost_sampler(self._shard)
+        if isinstance(sampler, _SEEDED):
+            return "seedable" if isinstance(sampler, SeedableRandomSampler) else "permutation"
         return "fixed" if self.synchronized_generator is None else "generator"
 
     @property
     def _seed(self) -> int | None:
         sampler = innermost_sampler(self._shard)
-        return sampler.initial_seed if isinstance(sampler, SeedableRandomSampler) else None
+        return sampler.initial_seed if isinstance(sampler, _SEEDED) else None
 
     def _fingerprint(self) -> Fingerprint:
         shard = self._shard

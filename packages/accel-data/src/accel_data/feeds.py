@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from .orders import Order
 from .partition import Partition
+from .permutation import SampleOrder
 
 _BLOCK_ITEMS = 4096  # indices converted to Python integers at a time: amortises one tensor call over many batches
 
@@ -95,6 +97,8 @@ class KnownFeed:
         full = min(max(len(self._order) - self._start, 0) // self._partition.round_size, self.total or 0)
         if isinstance(self._order, range):
             yield from self._full_rounds_of_range(full)
+        elif isinstance(self._order, SampleOrder):
+            yield from self._full_rounds_of_function(self._order, full)
         else:
             yield from self._full_rounds_of_tensor(self._order, full)
         for step in range(full, self.total or 0):
@@ -110,6 +114,15 @@ class KnownFeed:
         begin = self._start + part.begin(0)
         for first in range(begin, begin + full * stride, stride):
             yield list(range(first, first + size))
+
+    def _full_rounds_of_function(self, order: SampleOrder, full: int) -> Iterator[list[int]]:
+        part = self._partition
+        within = torch.arange(part.batch_size)
+        first, block = 0, 1  # blocks grow from one batch, so that the first one comes at once
+        while first < full:
+            steps = torch.arange(first, min(first + block, full)).unsqueeze(1)
+            yield from order.at(steps * part.round_size + (self._start + part.begin(0)) + within).tolist()
+            first, block = first + block, min(2 * block, max(1, _BLOCK_ITEMS // part.batch_size))
 
     def _full_rounds_of_tensor(self, order: Tensor, full: int) -> Iterator[list[int]]:
         part = self._partition

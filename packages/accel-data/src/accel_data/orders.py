@@ -1,4 +1,4 @@
-"""The order of an epoch as one range or one tensor, for the samplers whose order can be had without iterating them.
+"""The order of an epoch as one value, for the samplers whose order can be had without iterating them.
 
 Draws are torch's own (`torch.utils.data.sampler`): the same generator in the same state gives the same order as
 iterating the sampler, and leaves the generator in the same state once `finish_order` was called.
@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
 
+from .permutation import PermutationSampler, SampleOrder
 from .samplers import SeedableRandomSampler
 
-Order: TypeAlias = range | Tensor
-"""Indices of an epoch: a range, or an int64 tensor of shape (length,)."""
+Order: TypeAlias = range | Tensor | SampleOrder
+"""Indices of an epoch: a range, an int64 tensor of shape (length,), or a function of the position."""
 
 _WITH_REPLACEMENT_CHUNK = 32  # torch draws that many at a time; part of the order's definition
 
@@ -30,6 +31,8 @@ def draw_order(sampler: Iterable[Any]) -> Order | None:
     kind = type(sampler)
     if kind is SequentialSampler:
         return range(len(sampler))  # type: ignore[arg-type]
+    if kind is PermutationSampler:
+        return sampler.order  # type: ignore[attr-defined,no-any-return]
     if kind in (RandomSampler, SeedableRandomSampler):
         return _draw_random(sampler)  # type: ignore[arg-type]
     if kind is WeightedRandomSampler:

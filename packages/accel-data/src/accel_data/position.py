@@ -12,8 +12,9 @@ from accel_state.errors import DataStateError
 
 STATE_VERSION = 1
 
-OrderKind = Literal["fixed", "generator", "seedable"]
-"""What decides the order of an epoch: nothing (or the sampler itself), a generator's state, or (seed, epoch)."""
+OrderKind = Literal["fixed", "generator", "seedable", "permutation"]
+"""What decides the order of an epoch: nothing (or the sampler itself), a generator's state, (seed, epoch) by way of a
+generator, or (seed, epoch) by way of a `SampleOrder`."""
 
 
 @dataclass(frozen=True, kw_only=True)
