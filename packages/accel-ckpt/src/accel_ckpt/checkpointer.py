@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from .load import load_checkpoint
 from .manifest import manifest_path, read_manifest
 from .ranks import current_world, from_main
 from .retention import CheckpointInfo, Keep
-from .save import SaveHandle, save_checkpoint, save_in_background
+from .save import BeforeWrite, SaveHandle, save_checkpoint, save_in_background
 from .snapshot import CopyBuffers
 
 
@@ -56,6 +56,7 @@ class Checkpointer:
         metrics: Mapping[str, float] | None = None,
         metadata: Any = None,
         blocking: bool = True,
+        before_write: BeforeWrite | None = None,
         **objects: Any,
     ) -> Path | SaveHandle:
         """Save objects under names, wholly or not at all; then prune by the retention rule.
@@ -68,6 +69,7 @@ class Checkpointer:
             metadata: plain values to get back.
             blocking: return once the checkpoint is committed; if False, once a private copy of the state exists. One
                 such save is in flight at most: the next save or restore waits for it, and raises what it failed with.
+            before_write: see `save_checkpoint`.
             objects: see `save_checkpoint`; named otherwise than these arguments.
 
         Returns:
@@ -84,7 +86,15 @@ class Checkpointer:
         world = current_world()
         target = from_main(world, f"saving to {self.directory}", lambda: self._new_directory(step))
         if blocking:
-            path = save_checkpoint(target, objects, step=step, metrics=metrics, metadata=metadata, codecs=self.codecs)
+            path = save_checkpoint(
+                target,
+                objects,
+                step=step,
+                metrics=metrics,
+                metadata=metadata,
+                codecs=self.codecs,
+                before_write=before_write,
+            )
             if world.is_main:
                 self._prune()
             return path
@@ -95,6 +105,7 @@ class Checkpointer:
             metrics=metrics,
             metadata=metadata,
             codecs=self.codecs,
+            before_write=before_write,
             buffers=self._buffers,
             on_commit=self._prune,
         )
@@ -110,14 +121,21 @@ class Checkpointer:
         if pending is not None:
             pending.wait()
 
-    def restore(self, *, step: int | None = None, strict: bool = True, **objects: Any) -> int:
+    def restore(
+        self,
+        *,
+        step: int | None = None,
+        strict: bool = True,
+        before_load: Callable[[Path], Collection[str]] | None = None,
+        **objects: Any,
+    ) -> int:
         """Load the newest checkpoint that is whole, or that of a step.
 
         A damaged one is passed over with a warning that says what is wrong with it.
 
         Args:
             step: load this one, and fail if it is damaged.
-            strict: see `load_checkpoint`.
+            strict, before_load: see `load_checkpoint`.
             objects: named as when saved.
 
         Returns:
@@ -134,7 +152,7 @@ class Checkpointer:
         problems = []
         for path in reversed(paths):
             try:
-                loaded = load_checkpoint(path, objects, strict=strict, codecs=self.codecs)
+                loaded = load_checkpoint(path, objects, strict=strict, codecs=self.codecs, before_load=before_load)
             except CheckpointCorruptError as error:
                 problems.append(str(error))
                 if path != paths[0] and world.is_main:

@@ -6,7 +6,7 @@ import logging
 import os
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from .durable import FileEntry, hash_file, os_reason, read_json_bytes
 from .manifest import Manifest, data_path, manifest_path, read_manifest
 from .models import compare_model, load_model
 from .names import JOURNAL_NAME, MANIFEST_NAME, STAGING_MARK, STATE_NAME, rng_file
-from .objects import check_objects, compare_stateful, kind_of, load_stateful
+from .objects import check_models, check_objects, compare_stateful, kind_of, load_stateful
 from .optimizers import compare_optimizer, load_optimizer, parameter_names
 from .ranks import World, current_world, from_main, together
 from .tensors import TensorEntry, read_tensors
@@ -76,6 +76,7 @@ def load_checkpoint(
     strict: bool = True,
     codecs: Sequence[Codec] = (),
     rng: bool = True,
+    before_load: Callable[[Path], Collection[str]] | None = None,
 ) -> LoadedCheckpoint:
     """Load objects in place from one checkpoint, saved on any number of ranks. All ranks call it.
 
@@ -88,6 +89,8 @@ def load_checkpoint(
         strict: raise on any difference; if False, load what fits, warn and list the rest in the result.
         codecs: those it was saved with.
         rng: restore this rank's random generators; a rank that has none saved is seeded from (seed, rank).
+        before_load: called on every rank with the checkpoint's directory once it is verified; returns the names of
+            models to leave as they are, loaded by the callback or not at all.
 
     Raises:
         CheckpointNotFoundError: no committed checkpoint there; says what is there instead.
@@ -100,13 +103,16 @@ def load_checkpoint(
     world, path = current_world(), real_directory(directory)
     doing = f"loading {path}"
     opened: _Opened | None = None
-    fit = _Fit([], [])
+    fit, left_out = _Fit([], []), set[str]()
 
     def prepare() -> None:
         nonlocal opened, fit
         check_objects(objects)
         opened = _open_settled(path, world, objects)
-        fit = _compare(opened, objects, codecs)
+        if before_load is not None:
+            left_out.update(before_load(path))
+            check_models(objects, left_out)
+        fit = _compare(opened, objects, left_out, codecs)
         if strict and fit.lines:
             raise CheckpointMismatchError(f"{path} does not fit: {_listed(fit.lines)}. strict=False loads what fits.")
 
@@ -260,11 +266,13 @@ def _open(path: Path, manifest: Manifest, objects: Mapping[str, Any]) -> _Opened
 # ---------------------------------------------------------------- comparing and loading
 
 
-def _compare(opened: _Opened, objects: Mapping[str, Any], codecs: Sequence[Codec]) -> _Fit:
+def _compare(opened: _Opened, objects: Mapping[str, Any], left_out: Collection[str], codecs: Sequence[Codec]) -> _Fit:
     """What does not fit, in words, and what to call to load the rest, in the order of the objects."""
     fit, names = _Fit([], []), parameter_names(objects)
     for name, value in objects.items():
         entry = opened.manifest.objects.get(name)
+        if name in left_out:
+            continue  # its parameters' names still serve the optimizers
         if entry is None:
             held = ", ".join(f"{other} ({e.type})" for other, e in opened.manifest.objects.items()) or "nothing"
             fit.lines.append(f"{name}: not in the checkpoint, which holds {held}")

@@ -17,9 +17,11 @@ from .objects import Captured, plain_model, shape_text, shared_shape, type_name
 from .tensors import TensorEntry, check_storable, same_memory_key
 
 
-def capture_model(name: str, model: nn.Module, codecs: Sequence[Codec]) -> Captured:
-    """The model's state_dict, without copying it."""
-    state = plain_model(model).state_dict()
+def capture_model(
+    name: str, model: nn.Module, codecs: Sequence[Codec], weights: Mapping[str, Any] | None = None
+) -> Captured:
+    """The model's state_dict, or the weights given in its place, without copying them."""
+    state = plain_model(model).state_dict() if weights is None else weights
     bulk: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
     first_by_memory: dict[Any, str] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,6 +66,17 @@ def check_objects(objects: Mapping[str, Any]) -> None:
     for name, value in objects.items():
         if (first := by_id.setdefault(id(value), name)) != name:
             raise CheckpointError(f"{first!r} and {name!r} are the same object; pass it once")
+
+
+def check_models(objects: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Refuse names, given by a callback, of what is no model among the objects.
+
+    Raises:
+        CheckpointError: names them.
+    """
+    if wrong := [name for name in names if kind_of(objects.get(name)) != "model"]:
+        models = ", ".join(name for name, value in objects.items() if kind_of(value) == "model") or "none"
+        raise CheckpointError(f"no models of these names: {', '.join(wrong)}; there are: {models}")
 
 
 def plain_model(model: nn.Module) -> nn.Module:

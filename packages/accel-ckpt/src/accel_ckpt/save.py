@@ -21,6 +21,7 @@ from .ranks import World, current_world, from_main, together
 from .snapshot import CopyBuffers, Snapshot, manifest_entries, take_snapshot, write_snapshot
 
 logger = logging.getLogger("accel_ckpt")
+BeforeWrite = Callable[[Path], Mapping[str, Mapping[str, Any] | None]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +43,7 @@ def save_checkpoint(
     metadata: Any = None,
     codecs: Sequence[Codec] = (),
     rng: bool = True,
+    before_write: BeforeWrite | None = None,
     before_commit: Callable[[Path], None] | None = None,
 ) -> Path:
     """Save objects into a directory, wholly or not at all. All ranks call it, with the same arguments.
@@ -56,8 +58,11 @@ def save_checkpoint(
         metadata: plain values to get back.
         codecs: for types that states hold beyond numbers, strings, lists, dicts and tensors.
         rng: save each rank's random generators.
-        before_commit: called on every rank with the directory being filled; what it writes there belongs to the
-            checkpoint.
+        before_write: called on every rank with the directory being filled, before any state is read; what it writes
+            there belongs to the checkpoint. Returns model's name -> weights to write in place of the model's own, None
+            to leave the model out. Rank 0's answer counts.
+        before_commit: called on every rank with the directory when all else is written; what it writes there belongs
+            to the checkpoint too.
 
     Returns:
         The real path of the committed checkpoint.
@@ -67,7 +72,7 @@ def save_checkpoint(
 
     Cost: writes the state once and flushes it to the disk; three object gathers of a few hundred bytes per rank.
     """
-    save = _begin(directory, objects, step, metrics, metadata, codecs, rng, None)
+    save = _begin(directory, objects, step, metrics, metadata, codecs, rng, None, before_write)
     try:
         files = _write(save, main=True)
         _call_hook(save, before_commit)
@@ -120,6 +125,7 @@ def save_in_background(
     metadata: Any = None,
     codecs: Sequence[Codec] = (),
     rng: bool = True,
+    before_write: BeforeWrite | None = None,
     before_commit: Callable[[Path], None] | None = None,
     buffers: CopyBuffers | None = None,
     on_commit: Callable[[], None] | None = None,
@@ -138,7 +144,7 @@ def save_in_background(
 
     Cost: one more copy of the state in rank 0's memory; two object gathers.
     """
-    save = _begin(directory, objects, step, metrics, metadata, codecs, rng, buffers or CopyBuffers())
+    save = _begin(directory, objects, step, metrics, metadata, codecs, rng, buffers or CopyBuffers(), before_write)
     failure: list[Exception] = []
     try:
         files = _write(save, main=False)
@@ -176,25 +182,45 @@ def _begin(
     codecs: Sequence[Codec],
     rng: bool,
     buffers: CopyBuffers | None,
+    before_write: BeforeWrite | None,
 ) -> _Save:
-    """Capture on every rank, copy if asked to, and make the staging directory."""
+    """Capture on every rank, copy if asked to, and make the staging directory; with a callback, that first."""
     world, target = current_world(), real_directory(directory)
     doing = f"saving to {target}"
     snapshot: Snapshot | None = None
     staging: Staging | None = None
 
-    def prepare() -> str:
-        nonlocal snapshot, staging
-        snapshot = take_snapshot(world, objects, step, metrics, metadata, codecs, rng)
+    def stage() -> str:
+        nonlocal staging
         if not world.is_main:
             return ""
         staging = open_staging(target)
-        if buffers is not None:
-            snapshot = buffers.private(snapshot)
         return str(staging.path)
 
+    def capture(instead: Mapping[str, Mapping[str, Any] | None]) -> None:
+        nonlocal snapshot
+        snapshot = take_snapshot(world, objects, step, metrics, metadata, codecs, rng, instead)
+
+    def copy() -> None:
+        nonlocal snapshot
+        if buffers is not None and world.is_main:
+            assert snapshot is not None
+            snapshot = buffers.private(snapshot)
+
+    def at_once() -> str:
+        capture({})
+        path = stage()
+        copy()
+        return path
+
+    def after(callback: BeforeWrite, path: Path) -> None:
+        capture(callback(path))
+        copy()
+
     try:
-        path = Path(together(world, doing, prepare)[0])
+        path = Path(together(world, doing, at_once if before_write is None else stage)[0])
+        if before_write is not None:
+            together(world, doing, lambda: after(before_write, path))
     except BaseException:
         if staging is not None:
             discard(staging)

@@ -18,7 +18,7 @@ from .durable import FileEntry, write_file
 from .manifest import Manifest, ObjectEntry, software_versions
 from .models import capture_model
 from .names import STATE_NAME, STATE_TENSORS_NAME, model_file, optimizer_file, rng_file
-from .objects import Captured, capture_stateful, check_objects, kind_of
+from .objects import Captured, capture_stateful, check_models, check_objects, kind_of
 from .optimizers import capture_optimizer, parameter_names
 from .ranks import World
 from .tensors import describe, write_tensors
@@ -49,8 +49,13 @@ def take_snapshot(
     metadata: Any,
     codecs: Sequence[Codec],
     rng: bool,
+    instead: Mapping[str, Mapping[str, Any] | None],
 ) -> Snapshot:
-    """Ask every object for its state and put it into the form of the files, without copying tensors."""
+    """Ask every object for its state and put it into the form of the files, without copying tensors.
+
+    Args:
+        instead: model's name -> weights to save in place of its own; None leaves the model out.
+    """
     from accel_state import capture_rng_state, current_seed
 
     check_objects(objects)
@@ -60,16 +65,20 @@ def take_snapshot(
     captured: dict[str, Captured] = {}
     files: dict[str, str] = {}
     counts = {"model": 0, "optimizer": 0}
+    check_models(objects, instead)
     for name, value in objects.items():
         kind = kind_of(value)
         if kind == "stateful":
             captured[name] = capture_stateful(name, value, codecs)
             continue
         make_file = model_file if kind == "model" else optimizer_file
-        files[name] = make_file(counts[kind])
+        file = make_file(counts[kind])
         counts[kind] += 1
+        if name in instead and instead[name] is None:
+            continue
+        files[name] = file
         if kind == "model":
-            captured[name] = capture_model(name, value, codecs)
+            captured[name] = capture_model(name, value, codecs, instead.get(name))
         else:
             captured[name] = capture_optimizer(name, value, names, codecs)
     manifest = Manifest(
