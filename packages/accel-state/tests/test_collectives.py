@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import threading
 from collections import namedtuple
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +21,7 @@ from accel_state import (
     reduce,
     wait_for_everyone,
 )
-from accel_state.errors import AccelError
+from accel_state.errors import AccelError, CannotPadNestedTensorWarning
 
 Ranks = Callable[..., list[Any]]
 Point = namedtuple("Point", ["x", "y"])
@@ -306,3 +307,90 @@ def test_one_process_under_a_launcher_has_a_group_of_one(ranks: Ranks) -> None:
         return state.use_distributed, dist.is_initialized(), gather(tensor) is tensor, state.backend
 
     assert ranks(body, 1) == [(False, True, True, "gloo")]
+
+
+# ---------------------------------------------------------------- unchecked, sparse, spread, nested, threads
+
+
+def test_uniform_collectives_give_the_same(ranks: Ranks) -> None:
+    def body() -> Any:
+        rank = PartialState(cpu=True).process_index
+        fp8 = torch.full((2,), rank, dtype=torch.float8_e4m3fn)
+        tree = {"x": torch.full((2, 3), rank), "y": [torch.tensor(float(rank)), fp8], "z": torch.empty(0, 2)}
+        for one in (tree, tree["x"], fp8, torch.empty(0), torch.tensor(rank), tree["x"].T):
+            assert str(gather(one, uniform=True)) == str(gather(one))
+        values = {"x": torch.full((2, 3), float(rank)), "n": torch.tensor(rank)}
+        for word in ("sum", "mean", "max"):
+            assert str(reduce(values, word, uniform=True)) == str(reduce(values, word))
+        return True
+
+    assert ranks(body, 2) == [True, True]
+
+
+def test_sparse_tensors_are_gathered_sparse(ranks: Ranks) -> None:
+    def body() -> Any:
+        rank = PartialState(cpu=True).process_index
+        dense = torch.zeros(1 + rank, 3, 2)
+        dense[rank, 1] = torch.tensor([1.0, 2.0]) + rank
+        doubled = torch.sparse_coo_tensor([[0, 0]], [1.0, 1.0], (2,))  # not coalesced
+        got = gather({"hybrid": dense.to_sparse(2), "full": dense.to_sparse(), "dense": dense, "doubled": doubled})
+        empty = gather(torch.zeros(2, 2).to_sparse() if rank else torch.eye(2).to_sparse())
+        assert got["hybrid"].is_sparse and got["hybrid"].is_coalesced()
+        assert torch.equal(got["hybrid"].to_dense(), got["dense"]) and torch.equal(got["full"].to_dense(), got["dense"])
+        assert got["doubled"].to_dense().tolist() == [2, 0, 2, 0]
+        return empty.to_dense().tolist()
+
+    assert same_on_all(ranks(body, 2)) == [[1, 0], [0, 1], [0, 0], [0, 0]]
+
+
+def test_a_dtensor_comes_back_whole(ranks: Ranks) -> None:
+    def body() -> Any:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import Shard, distribute_tensor
+
+        rank = PartialState(cpu=True).process_index
+        whole = torch.arange(4.0).view(2, 2)
+        spread = distribute_tensor(whole, init_device_mesh("cpu", (2,)), [Shard(0)])
+        got = gather([spread, torch.tensor([rank])])
+        try:
+            broadcast(spread)
+        except TypeError as error:
+            refused = str(error)
+        return got[0].tolist(), got[1].tolist(), refused
+
+    values, plain, refused = same_on_all(ranks(body, 2))
+    assert values == [[0, 1], [2, 3]] and plain == [0, 1]
+    assert "is a DTensor; send .full_tensor()" in refused
+
+
+def test_a_nested_tensor_is_not_padded_and_says_so(ranks: Ranks) -> None:
+    def body() -> Any:
+        rank = PartialState(cpu=True).process_index
+        nested = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged)
+        with pytest.warns(CannotPadNestedTensorWarning, match="to_padded_tensor"):
+            got = pad_across_processes({"n": nested, "x": torch.ones(1 + rank)})
+        return got["n"] is nested, got["x"].tolist()
+
+    assert ranks(body, 2) == [(True, [1, 0]), (True, [1, 1])]
+
+
+def test_two_threads_take_turns(ranks: Ranks) -> None:
+    def body() -> Any:
+        rank = PartialState(cpu=True).process_index
+        failed: list[BaseException] = []
+
+        def work() -> None:  # each rank's threads come in some order; equal calls may meet in any of them
+            try:
+                for _ in range(100):
+                    assert gather(torch.full((600,), rank)).tolist() == [0] * 600 + [1] * 600
+            except BaseException as error:  # noqa: BLE001  (goes to the test)
+                failed.append(error)
+
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return [str(error) for error in failed]
+
+    assert ranks(body, 2) == [[], []]

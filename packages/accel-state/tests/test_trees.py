@@ -28,7 +28,8 @@ from accel_state import (
     send_to_device,
     slice_tensors,
 )
-from accel_state.collectives.layout import any_first, as_bytes, as_message, flatten, from_bytes, padding, whole
+from accel_state.collectives.layout import any_first, flatten, whole
+from accel_state.collectives.packing import as_bytes, as_message, as_plain, columns, join, padded_bytes
 from accel_state.collectives.trees import leaves_with_paths, map_leaves
 
 Point = namedtuple("Point", ["x", "y"])
@@ -168,31 +169,42 @@ def test_pad_input_tensors_repeats_the_first_sample(size: int, processes: int, e
 DTYPES = [torch.float32, torch.bfloat16, torch.bool, torch.int64, torch.complex64, torch.float8_e4m3fn, torch.uint8]
 
 
-@given(st.sampled_from(DTYPES), st.lists(st.integers(0, 4), max_size=3))
-def test_bytes_round_trip(dtype: torch.dtype, shape: list[int]) -> None:
-    leaf = torch.randint(0, 2, shape).to(dtype)
-    back = from_bytes(as_bytes(leaf), dtype, shape)
-    assert back.dtype == dtype and back.shape == leaf.shape
-    assert back.flatten().tolist() == leaf.flatten().tolist()
+@given(
+    st.lists(st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 4), min_size=1, max_size=3)), max_size=5),
+    st.integers(0, 3).map(lambda count: 16 * count),
+)
+def test_a_message_brings_back_every_tensor(specs: list[tuple[torch.dtype, list[int]]], extra: int) -> None:
+    leaves = [torch.randint(0, 2, shape).to(dtype) for dtype, shape in specs]
+    message = as_message(leaves, padded_bytes(leaves) + extra)
+    assert message.numel() == padded_bytes(leaves) + extra
+    rows = torch.stack([message, message])
+    sizes = [leaf.shape[0] for leaf in leaves]
+    for leaf, twice in zip(leaves, join(leaves, rows, [sizes, sizes]), strict=True):
+        assert twice.dtype == leaf.dtype and twice.tolist() == leaf.tolist() * 2
+    for leaf, column in zip(leaves, columns(leaves, rows), strict=True):
+        assert column.dtype == leaf.dtype and column.flatten().tolist() == leaf.flatten().tolist() * 2
 
 
-def test_bytes_of_what_is_not_contiguous() -> None:
-    leaf = torch.arange(6).view(2, 3).T
-    assert torch.equal(from_bytes(as_bytes(leaf), leaf.dtype, leaf.shape), leaf)
-    conjugate = torch.tensor([1 + 2j]).conj()
-    assert torch.equal(from_bytes(as_bytes(conjugate), conjugate.dtype, [1]), conjugate)
+@given(st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=3), min_size=1, max_size=4))
+def test_unequal_parts_are_joined_in_order(sizes_by_rank: list[list[int]]) -> None:
+    tails = [(2,), (), (1, 3)]
+
+    def leaves_of(rank: int) -> list[torch.Tensor]:
+        sizes = zip(sizes_by_rank[rank], tails, strict=True)
+        return [torch.full((size, *tail), float(rank)) for size, tail in sizes]
+
+    by_rank = [leaves_of(rank) for rank in range(len(sizes_by_rank))]
+    longest = max(map(padded_bytes, by_rank))
+    rows = torch.stack([as_message(leaves, longest) for leaves in by_rank])
+    for index, whole_one in enumerate(join(by_rank[0], rows, sizes_by_rank)):
+        assert torch.equal(whole_one, torch.cat([leaves[index] for leaves in by_rank]))
 
 
-@given(st.lists(st.integers(0, 40), max_size=5), st.integers(0, 50))
-def test_messages_place_each_part_at_an_aligned_offset(sizes: list[int], extra: int) -> None:
-    parts = [torch.full((size,), index + 1, dtype=torch.uint8) for index, size in enumerate(sizes)]
-    needed = sum(size + padding(size) for size in sizes)
-    message = as_message(parts, needed + extra)
-    assert message.numel() == needed + extra
-    at = 0
-    for index, size in enumerate(sizes):
-        assert at % 16 == 0 and message[at : at + size].tolist() == [index + 1] * size
-        at += size + padding(size)
+def test_bytes_of_what_does_not_lie_in_order() -> None:
+    transposed, conjugate = torch.arange(6).view(2, 3).T, torch.tensor([1 + 2j]).conj()
+    for leaf in (transposed, conjugate, conjugate.imag):
+        assert torch.equal(as_bytes(leaf).view(leaf.dtype).view(leaf.shape), leaf)
+        assert as_plain(leaf).is_contiguous() and not as_plain(leaf).is_neg()
 
 
 def test_the_text_of_a_layout() -> None:
@@ -201,11 +213,14 @@ def test_the_text_of_a_layout() -> None:
     leaves, text = flatten(tree, "gather", any_first)
     assert len(leaves) == 4
     assert text == "gather {'a': float32[*, 3], 0: (int64[*], [bool[*]]), 'p': Point(float32[*], [])}"
-    assert flatten(torch.ones(2, 3, device="meta"), "x", whole)[1] == "x float32[2, 3] on meta"
+    assert flatten(torch.ones(2, 3), "x", whole)[1] == "x float32[2, 3]"
 
 
 def test_leaves_that_cannot_be_sent_are_named() -> None:
     with pytest.raises(TypeError, match=r"a str at \['a'\]\[1\] \('x'\)"):
         flatten({"a": [torch.ones(1), "x"]}, "gather", any_first)
-    with pytest.raises(TypeError, match="to_dense"):
-        flatten([torch.ones(2).to_sparse()], "gather", any_first)
+    nested = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged)
+    refused = {"to_dense": torch.ones(2).to_sparse(), "no data": torch.ones(2, device="meta"), "values": nested}
+    for word, leaf in refused.items():
+        with pytest.raises(TypeError, match=rf"gather: the tensor at \[0\] .*{word}"):
+            flatten([leaf], "gather", any_first)

@@ -8,7 +8,6 @@ those of DDP or of the user.
 from __future__ import annotations
 
 import atexit
-import os
 import socket
 import warnings
 from dataclasses import dataclass
@@ -146,7 +145,7 @@ def end_job(group: Any = None) -> None:
 
 def _leave() -> None:
     """At exit: end our group first, so that ranks that still wait in a collective notice, then let the others go."""
-    if _job is None or _job.channel is None or os.getpid() != _job.channel.pid:
+    if _job is None or _job.channel is None or _job.channel.is_copy:
         return
     goodbye = _job.channel.goodbye()
     end_job()

@@ -1,15 +1,13 @@
 """How accel's ranks talk: one fixed-size slot per rank, then a message of bytes where the slot is too small.
 
-A slot says which collective this is (its number, a digest of what is called, the text and the call site), so that
-ranks that do not fit together all find out, at once, and can say how they differ. What is small travels in the slot
+A slot says which collective this is (its number and a digest of what is called), so that ranks that do not fit
+together all find out, at once; they then tell each other what they called, and where. What is small travels in the slot
 itself. Slots always go over the CPU (gloo) half of our own group: nothing waits for a device.
 
     offset   0  number of the collective (uint64)
              8  digest of what is called (16 bytes)
-            24  length of the body (uint64)
-            32  length of the head and of the text (2 x uint32), of the site, 1 when this rank failed (2 x uint16)
-            48  text, then site
-           512  head: numbers that every rank needs from every other (sizes); then, aligned, the body. If both fit
+            24  length of the body, length of the head, 1 when this rank failed (3 x uint64)
+            48  head: numbers that every rank needs from every other (sizes); then, aligned, the body. If both fit
 """
 
 from __future__ import annotations
@@ -19,11 +17,13 @@ import hashlib
 import os
 import pickle
 import struct
+import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
+from functools import lru_cache
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -31,24 +31,40 @@ import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]  # public, though not listed
 
 from accel_state.collectives.callsite import call_site
-from accel_state.collectives.layout import as_message, padding
+from accel_state.collectives.packing import ALIGNMENT, as_message, padded_bytes, padding, write
 from accel_state.errors import CollectiveMismatchError, ProcessGroupError
 
-_HEADER = struct.Struct("<Q16sQIIHH")
-_TEXT_AT = 48
-_BODY_AT = 512
-_SITE_LIMIT = 160
-_TEXT_LIMIT = _BODY_AT - _TEXT_AT - _SITE_LIMIT
+_HEADER = struct.Struct("<Q16sQQQ")
+_BODY_AT = _HEADER.size
+_SHOWN = 300  # characters of a text that are shown in full
 _SLICE = timedelta(seconds=1)  # a wait in slices lets Ctrl-C through
 _GRACE_S = 3.0  # after a time-out, how long to wait for others to say that they came
 
 
-@dataclass(frozen=True)
 class Call:
-    """A collective as the user made it: operation and data layout, equal on all ranks, and the call site."""
+    """A collective as the user made it, and the hold on the channel while it runs: `with channel.begin(...) as call`.
 
-    text: str
-    site: str
+    Args:
+        text: operation and data layout, equal on all ranks.
+        lock: of the channel, held already; given back at the end of the block.
+    """
+
+    __slots__ = ("_lock", "text")
+
+    def __init__(self, text: str, lock: threading.Lock) -> None:
+        self.text = text
+        self._lock = lock
+
+    @property
+    def site(self) -> str:
+        """Where it was called; only asked for while it runs, for a message."""
+        return call_site()
+
+    def __enter__(self) -> Call:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
 
 
 class Replies(NamedTuple):
@@ -62,6 +78,17 @@ class Replies(NamedTuple):
     heads: list[bytes]
     lengths: list[int]
     bodies: torch.Tensor
+
+
+_CHANNELS: weakref.WeakSet[Channel] = weakref.WeakSet()
+
+
+def _mark_copies() -> None:
+    for channel in _CHANNELS:
+        channel._is_copy = True  # noqa: SLF001
+
+
+os.register_at_fork(after_in_child=_mark_copies)  # asking for the process's number in each collective would cost more
 
 
 class Channel:
@@ -81,8 +108,11 @@ class Channel:
         self.rank = rank
         self.world_size = world_size
         self.timeout = timeout
-        self.pid = os.getpid()
+        self._is_copy = False
+        _CHANNELS.add(self)
         self._slot_bytes = 4096 if world_size <= 256 else 1024
+        self._lock = threading.Lock()  # one collective at a time, whichever thread calls it
+        self._wait_slice = min(_SLICE, timeout)
         self._number = 0
         self._turns: dict[str, int] = {}
         self._broken: str | None = None
@@ -90,7 +120,15 @@ class Channel:
         self._received = bytearray(self._slot_bytes * world_size)
         self._sent_slot = torch.frombuffer(self._sent, dtype=torch.uint8)
         self._matrix = torch.frombuffer(self._received, dtype=torch.uint8).view(world_size, self._slot_bytes)
-        self._slots = list(self._matrix)
+        self._starts = self._slot_offsets(0)
+        self._slots_argument = [list(self._matrix)]
+        self._sent_argument = [self._sent_slot]
+        self._sent_address = self._sent_slot.data_ptr()
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether this is a forked process's copy, which cannot talk to anybody."""
+        return self._is_copy
 
     def next_turn(self, name: str) -> int:
         """A number that grows with each use of `name` on this rank, for keys in the store."""
@@ -105,6 +143,9 @@ class Channel:
         Args:
             text: operation and layout of the data; has to be the same on all ranks.
 
+        Returns:
+            the call, which holds the channel: use it as `with channel.begin(text) as call`. Other threads wait.
+
         Raises:
             ProcessGroupError: the group is unusable since an earlier time-out, or this is a forked process.
         """
@@ -113,13 +154,14 @@ class Channel:
                 f"the process group is unusable since {self._broken}. End this process, or call "
                 "destroy_process_group() on every rank to start anew"
             )
-        if os.getpid() != self.pid:
+        if self._is_copy:
             raise ProcessGroupError(
                 f"{text.partition(' ')[0]} was called in a forked process (say, a data loader's worker): only the "
                 "process that made the group can talk to the other ranks"
             )
+        self._lock.acquire()
         self._number += 1
-        return Call(text, call_site())
+        return Call(text, self._lock)
 
     def fits(self, head_bytes: int, body_bytes: int) -> bool:
         """Whether a head and a body fit into a slot."""
@@ -133,7 +175,7 @@ class Channel:
         Args:
             call: from `begin`.
             head: of one length on all ranks.
-            body: flat uint8 tensors on the CPU; each begins at an aligned offset.
+            body: tensors on the CPU whose bytes lie in order; each begins at an aligned offset.
             source: the only rank whose body matters.
 
         Raises:
@@ -141,53 +183,46 @@ class Channel:
 
         Cost: one all-gather of 4 KiB per rank; where a rank's head and body do not fit into that, a message too.
         """
-        length = sum(part.numel() + padding(part.numel()) for part in body)
+        length = padded_bytes(body)
         self._write_header(call, len(head), length)
-        at = _BODY_AT + len(head) + padding(len(head))
-        if self.fits(len(head), length):
+        body_at = _BODY_AT + len(head) + -len(head) % ALIGNMENT
+        if body_at + length <= self._slot_bytes:
             self._sent[_BODY_AT : _BODY_AT + len(head)] = head
-            for part in body:
-                num_bytes = part.numel()
-                self._sent_slot[at : at + num_bytes].copy_(part)
-                at += num_bytes + padding(num_bytes)
-        lengths = self._swap_slots(call)
+            write(body, self._sent_address + body_at)
+        lengths = self._swap_slots(call, length)
         longest = max(lengths)
-        if not self.fits(len(head), longest):
+        if body_at + longest > self._slot_bytes:
             return self._swap_message(call, head, body, lengths, source)
         heads = [bytes(self._received[at : at + len(head)]) for at in self._slot_offsets(_BODY_AT)] if head else []
-        body_at = _BODY_AT + len(head) + padding(len(head))
-        return Replies(heads, lengths, self._matrix[:, body_at : body_at + longest])
+        return Replies(heads, lengths, self._matrix[:, body_at : body_at + longest] if longest else self._matrix)
 
     def report_failure(self, operation: str, error: Exception) -> None:
         """Tell the other ranks that this one cannot take part in the collective that they are in."""
-        call = self.begin(operation)
-        failed = Call(f"{operation} failed there with {type(error).__name__}: {error}", call.site)
-        self._write_header(failed, 0, 0, failed=True)
-        self._wait(self.group.allgather([self._slots], [self._sent_slot]), call)
-        self._swap_texts(failed)
+        with self.begin(f"{operation} failed there with {type(error).__name__}: {error}") as call:
+            self._write_header(call, 0, 0, failed=True)
+            self._wait(self.group.allgather(self._slots_argument, self._sent_argument), call)
+            self._swap_texts(call)
 
     def _slot_offsets(self, offset: int) -> range:
         """Where `offset` of each slot lies in what was received."""
         return range(offset, len(self._received), self._slot_bytes)
 
     def _write_header(self, call: Call, head_length: int, length: int, failed: bool = False) -> None:
-        text, site = call.text.encode(), call.site.encode()[-_SITE_LIMIT:]
-        digest = hashlib.blake2b(text, digest_size=16).digest()
-        _HEADER.pack_into(self._sent, 0, self._number, digest, length, head_length, len(text), len(site), failed)
-        said = text[:_TEXT_LIMIT] + site
-        self._sent[_TEXT_AT : _TEXT_AT + len(said)] = said
+        _HEADER.pack_into(self._sent, 0, self._number, _digest(call.text), length, head_length, failed)
 
-    def _swap_slots(self, call: Call) -> list[int]:
+    def _swap_slots(self, call: Call, length: int) -> list[int]:
         """Send ours, receive all; returns the lengths of the bodies."""
-        self._wait(self.group.allgather([self._slots], [self._sent_slot]), call)
-        mine = bytes(self._sent[:24])
-        lengths = []
-        for at in self._slot_offsets(0):
-            header = _HEADER.unpack_from(self._received, at)
-            if header[6] or self._received[at : at + 24] != mine:
-                self._raise_mismatch(call)
-            lengths.append(header[2])
-        return lengths
+        self._wait(self.group.allgather(self._slots_argument, self._sent_argument), call)
+        mine, received = self._sent[:_BODY_AT], self._received
+        for at in self._starts:
+            if received[at : at + _BODY_AT] != mine:
+                break
+        else:  # most calls
+            return [length] * self.world_size
+        headers = [_HEADER.unpack_from(received, at) for at in self._starts]
+        if any(header[4] or (*header[:2], header[3]) != (*headers[0][:2], headers[0][3]) for header in headers):
+            self._raise_mismatch(call)
+        return [header[2] for header in headers]
 
     def _swap_message(
         self, call: Call, head: bytes, body: Sequence[torch.Tensor], lengths: list[int], source: int | None
@@ -207,9 +242,15 @@ class Channel:
 
     def all_gather_bytes(self, mine: torch.Tensor, call: Call) -> torch.Tensor:
         """All ranks' bytes, `[world_size, n]`; `mine` is flat uint8 of one length everywhere, on any device."""
-        everyone = mine.new_empty(self.world_size, mine.numel())
-        self._wait(self.group.allgather([list(everyone)], [mine]), call, mine.device.type)
-        return everyone
+        everyone = mine.new_empty(self.world_size * mine.numel())
+        self.all_gather_into(everyone, mine, call)
+        return everyone.view(self.world_size, mine.numel())
+
+    def all_gather_into(self, everyone: torch.Tensor, mine: torch.Tensor, call: Call) -> None:
+        """Gather contiguous tensors of one shape into one that is longer by the number of ranks; bytes or numbers."""
+        if mine.numel():
+            parts = list(everyone.chunk(self.world_size))
+            self._wait(self.group.allgather([parts], [mine]), call, mine.device.type)
 
     def broadcast_bytes(self, data: torch.Tensor, source: int, call: Call) -> None:
         """Overwrite `data` (flat uint8, any device) with that of `source`."""
@@ -227,13 +268,14 @@ class Channel:
 
     def exchange_objects(self, text: str, value: Any) -> list[Any]:
         """Every rank's value, pickled on the way (as torch's own object collectives do, inside one job)."""
-        replies = self.exchange(self.begin(text), body=[_dump(value)])
-        return [_load(body) for body in replies.bodies]
+        with self.begin(text) as call:
+            return [_load(body) for body in self.exchange(call, body=[_dump(value)]).bodies]
 
     def broadcast_object(self, text: str, value: Any, source: int) -> Any:
         """The value of `source` on every rank; pickled on the way."""
         body = [_dump(value)] if self.rank == source else []
-        return _load(self.exchange(self.begin(text), body=body, source=source).bodies[source])
+        with self.begin(text) as call:
+            return _load(self.exchange(call, body=body, source=source).bodies[source])
 
     # ---- what goes wrong
 
@@ -244,14 +286,14 @@ class Channel:
         deadline = time.monotonic() + self.timeout.total_seconds()
         while True:
             try:
-                work.wait(min(_SLICE, self.timeout))
+                work.wait(self._wait_slice)
                 return
             except RuntimeError as error:
                 if work.is_completed() or time.monotonic() >= deadline:
                     self._raise_absent(call, error)
 
     def _raise_mismatch(self, call: Call) -> NoReturn:
-        said = [f"{text}  at {site}" for text, site in zip(self._swap_texts(call), self._sites(), strict=True)]
+        said = self._swap_texts(call)
         lines = "\n".join(f"  {_ranks(ranks)}: {text}" for text, ranks in _grouped(said).items())
         raise CollectiveMismatchError(
             f"the ranks did not make the same call (collective number {self._number}):\n{lines}\n"
@@ -259,23 +301,13 @@ class Channel:
         )
 
     def _swap_texts(self, call: Call) -> list[str]:
-        """What each rank called. All ranks come here when slots differ, so those too long for a slot can follow."""
-        lengths = [_HEADER.unpack_from(self._received, at)[4] for at in self._slot_offsets(0)]
-        longest = max(lengths)
-        if longest <= _TEXT_LIMIT:
-            starts = self._slot_offsets(_TEXT_AT)
-            return [self._received[at : at + n].decode(errors="replace") for at, n in zip(starts, lengths, strict=True)]
-        mine = as_message([_bytes_tensor(call.text.encode())], longest + padding(longest))
-        rows = self.all_gather_bytes(mine, call)
-        return _shortened([_to_bytes(row[:n]).decode(errors="replace") for row, n in zip(rows, lengths, strict=True)])
-
-    def _sites(self) -> list[str]:
-        sites = []
-        for at in self._slot_offsets(0):
-            *_, text_length, site_length, _ = _HEADER.unpack_from(self._received, at)
-            start = at + _TEXT_AT + min(text_length, _TEXT_LIMIT)
-            sites.append(self._received[start : start + site_length].decode(errors="replace"))
-        return sites
+        """What each rank called, and where. All ranks come here when their slots differ."""
+        mine = [_dump((call.text, call.site))]
+        length = torch.tensor([padded_bytes(mine)])
+        lengths = self.all_gather_bytes(length.view(torch.uint8), call).view(torch.int64)
+        rows = self.all_gather_bytes(as_message(mine, int(lengths.max())), call)
+        texts, sites = zip(*map(_load, rows), strict=True)
+        return [f"{text}  at {site}" for text, site in zip(_shortened(texts), sites, strict=True)]
 
     def _raise_absent(self, call: Call, error: RuntimeError) -> NoReturn:
         """Find out through the store who came, and say who did not."""
@@ -322,6 +354,11 @@ class Channel:
         return say
 
 
+@lru_cache(maxsize=1024)
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
 def _dump(value: Any) -> torch.Tensor:
     return _bytes_tensor(pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL))
 
@@ -340,6 +377,8 @@ def _to_bytes(body: torch.Tensor) -> bytes:
 
 def _shortened(texts: Sequence[str]) -> list[str]:
     """Long texts, from a little before where they begin to differ."""
+    if max(map(len, texts)) <= _SHOWN:
+        return list(texts)
     common = next((at for at, letters in enumerate(zip(*texts, strict=False)) if len(set(letters)) > 1), 0)
     start = max(common - 100, 0)
     return [("..." if start else "") + text[start : common + 100] + "..." for text in texts]

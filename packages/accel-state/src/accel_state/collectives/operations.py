@@ -9,18 +9,30 @@ from __future__ import annotations
 import functools
 import struct
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from accel_state.collectives import layout
+from accel_state.collectives import layout, special
 from accel_state.collectives.channel import Call, Channel
-from accel_state.collectives.layout import as_bytes, as_message, from_bytes, padding
+from accel_state.collectives.packing import (
+    as_bytes,
+    as_message,
+    as_plain,
+    columns,
+    join,
+    padded_bytes,
+    padded_bytes_of,
+)
 from accel_state.collectives.trees import map_leaves
+from accel_state.errors import CannotPadNestedTensorWarning
 
 _CPU = torch.device("cpu")
+_SENT_AS_THEY_ARE = frozenset(  # what every backend knows; the rest travels as bytes
+    {torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.int8, torch.uint8}
+)
 REDUCTIONS = ("sum", "mean", "max", "none")
 
 
@@ -36,89 +48,114 @@ def wait_for_everyone() -> None:
     """Return when every rank is here. One exchange of slots on the CPU; does not wait for devices."""
     channel = _channel()
     if channel is not None:
-        channel.exchange(channel.begin("wait_for_everyone"))
+        with channel.begin("wait_for_everyone") as call:
+            channel.exchange(call)
 
 
 # ---------------------------------------------------------------- gather
 
 
-def gather(tensor: Any) -> Any:
+def gather(tensor: Any, *, uniform: bool = False) -> Any:
     """All ranks' tensors, one after the other along the first dimension, on every rank.
 
     Args:
         tensor: any nesting of tensors; first dimensions may differ between ranks, all else may not. A tensor without
-            dimensions counts as one item.
+            dimensions counts as one item. Sparse ones (COO) are gathered sparse. A DTensor over all ranks is one
+            tensor already, and comes back whole.
+        uniform: the caller knows that all ranks come with tensors of the same shapes, and saves the check: ranks that
+            do not are not told apart from each other, and get garbage, or an error when the time-out is over.
 
     Raises:
-        TypeError: a leaf that is not a tensor; names its place.
+        TypeError: a leaf that is not a tensor, or one that cannot be sent; names its place.
         CollectiveMismatchError: the ranks' data differ, or one did not come.
 
-    Cost: an exchange of slots; beyond 3.5 KiB, and for tensors on a device, one all-gather per kind of device, of the
-    longest rank's bytes. No device is waited for.
+    Cost: an exchange of slots, without `uniform`; beyond 3.5 KiB, and for tensors on a device, one all-gather per kind
+    of device, of the longest rank's bytes. No device is waited for.
     """
     channel = _channel()
     if channel is None:
         return tensor
-    leaves, text = _flatten(channel, tensor, "gather", layout.any_first)
-    leaves = [leaf.reshape(1) if leaf.ndim == 0 else leaf for leaf in leaves]
-    by_device = _by_device(leaves)
-    head = struct.pack(f"{len(leaves)}q", *[leaf.shape[0] for leaf in leaves])
-    on_cpu = [leaves[index] for index in by_device.get(_CPU, ())]
-    is_inline = channel.fits(len(head), sum(_padded_bytes(leaf) for leaf in on_cpu))
-    call = channel.begin(text)
-    replies = channel.exchange(call, head, [as_bytes(leaf) for leaf in on_cpu] if is_inline else ())
-    sizes_by_rank = [struct.unpack(f"{len(leaves)}q", one) for one in replies.heads]
+    if type(tensor) is torch.Tensor and tensor.ndim and layout.is_plain(tensor):
+        return _gather_one(channel, as_plain(tensor), uniform)
+    leaves, text = _flatten(channel, tensor, "gather", layout.any_first, special.describe)
+    parts = special.parts(leaves)
+    parts = [as_plain(leaf.reshape(1) if leaf.ndim == 0 else leaf) for leaf in parts]
+    with channel.begin(text) as call:
+        gathered = _gather_uniform(channel, parts, call) if uniform else _gather_checked(channel, parts, call)
+    return _with_leaves(tensor, special.put_together(leaves, gathered))
+
+
+def _gather_one(channel: Channel, leaf: torch.Tensor, uniform: bool) -> torch.Tensor:
+    """A single tensor, the usual case, with as few steps as it needs."""
+    if uniform:
+        with channel.begin("gather(uniform=True)") as call:
+            return _gather_same(channel, leaf, call)
+    text = layout.leaf_text(leaf.dtype, layout.any_first(leaf.shape), leaf.device.type)
+    with channel.begin(f"gather {text}") as call:
+        return _gather_checked(channel, [leaf], call)[0]
+
+
+def _gather_checked(channel: Channel, leaves: Sequence[torch.Tensor], call: Call) -> list[torch.Tensor]:
+    layout_of_sizes = struct.Struct(f"{len(leaves)}q")
+    head = layout_of_sizes.pack(*[leaf.shape[0] for leaf in leaves])
+    on_cpu = [leaf for leaf in leaves if leaf.is_cpu]
+    is_inline = channel.fits(len(head), padded_bytes(on_cpu))
+    replies = channel.exchange(call, head, on_cpu if is_inline else ())
+    sizes_by_rank = [layout_of_sizes.unpack(one) for one in replies.heads]
+    if is_inline and len(on_cpu) == len(leaves) and layout.same_everywhere(sizes_by_rank):  # most calls
+        return join(leaves, replies.bodies, sizes_by_rank)
     gathered: dict[int, torch.Tensor] = {}
-    for device, indices in by_device.items():
+    for device, indices in _by_device(leaves).items():
         mine = [leaves[index] for index in indices]
         sizes = [[of_rank[index] for index in indices] for of_rank in sizes_by_rank]
-        lengths = [sum(map(_padded_bytes, mine, of_rank)) for of_rank in sizes]
-        if device == _CPU and all(channel.fits(len(head), length) for length in lengths):
-            rows = replies.bodies
+        if layout.same_everywhere(sizes):
+            lengths = [padded_bytes(mine)] * len(sizes)
         else:
-            rows = _all_gather(channel, mine, lengths, call)
-        gathered.update(zip(indices, _join(mine, rows, sizes), strict=True))
-    return _with_leaves(tensor, [gathered[index] for index in range(len(leaves))])
+            lengths = [padded_bytes_of(mine, of_rank) for of_rank in sizes]
+        if device == _CPU and all(channel.fits(len(head), length) for length in lengths):
+            parts = join(mine, replies.bodies, sizes)
+        else:
+            parts = _gather_message(channel, mine, sizes, lengths, call)
+        gathered.update(zip(indices, parts, strict=True))
+    return [gathered[index] for index in range(len(leaves))]
 
 
-def _all_gather(channel: Channel, mine: Sequence[torch.Tensor], lengths: Sequence[int], call: Call) -> torch.Tensor:
-    """Each rank's bytes of the tensors of one device, `[world_size, longest]`."""
-    parts = [as_bytes(leaf) for leaf in mine]
-    is_as_it_is = len(parts) == 1 and len(set(lengths)) == 1  # one tensor, equally long everywhere: no copy
-    return channel.all_gather_bytes(parts[0] if is_as_it_is else as_message(parts, max(lengths)), call)
+def _gather_uniform(channel: Channel, leaves: Sequence[torch.Tensor], call: Call) -> list[torch.Tensor]:
+    gathered: dict[int, torch.Tensor] = {}
+    for indices in _by_device(leaves).values():
+        mine = [leaves[index] for index in indices]
+        sizes = [[leaf.shape[0] for leaf in mine]] * channel.world_size
+        lengths = [padded_bytes(mine)] * channel.world_size
+        gathered.update(zip(indices, _gather_message(channel, mine, sizes, lengths, call), strict=True))
+    return [gathered[index] for index in range(len(leaves))]
 
 
-def _join(
-    mine: Sequence[torch.Tensor], rows: torch.Tensor, sizes_by_rank: Sequence[Sequence[int]]
+def _gather_message(
+    channel: Channel,
+    mine: Sequence[torch.Tensor],
+    sizes: Sequence[Sequence[int]],
+    lengths: Sequence[int],
+    call: Call,
 ) -> list[torch.Tensor]:
-    """Per tensor, all ranks' parts in one."""
-    if all(sizes == sizes_by_rank[0] for sizes in sizes_by_rank):
-        return _join_equal(mine, rows)
-    parts: list[list[torch.Tensor]] = [[] for _ in mine]
-    for row, sizes in zip(rows, sizes_by_rank, strict=True):
-        at = 0
-        for index, (leaf, size) in enumerate(zip(mine, sizes, strict=True)):
-            num_bytes = size * _item_bytes(leaf)
-            parts[index].append(from_bytes(row[at : at + num_bytes], leaf.dtype, (size, *leaf.shape[1:])))
-            at += num_bytes + padding(num_bytes)
-    return [torch.cat(one) for one in parts]
+    """Gather the tensors of one device; a single one that is equally long everywhere is never copied.
+
+    Args:
+        sizes: first dimensions, per rank and tensor.
+        lengths: of each rank's message, in bytes.
+    """
+    if len(mine) == 1 and layout.same_everywhere(sizes):
+        return [_gather_same(channel, mine[0], call)]
+    return join(mine, channel.all_gather_bytes(as_message(mine, max(lengths)), call), sizes)
 
 
-def _join_equal(mine: Sequence[torch.Tensor], rows: torch.Tensor) -> list[torch.Tensor]:
-    """As `_join` where all ranks have equally much: few torch operations, whatever the number of ranks."""
-    joined = []
-    for leaf, column in zip(mine, _columns(mine, rows), strict=True):
-        joined.append(column.reshape(rows.shape[0] * leaf.shape[0], *leaf.shape[1:]).contiguous())
-    return joined
-
-
-def _columns(like: Sequence[torch.Tensor], rows: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Per tensor, `[world_size, numel]` of its dtype: a view of the rows of bytes."""
-    at = 0
-    for leaf in like:
-        num_bytes = leaf.numel() * leaf.element_size()
-        yield rows[:, at : at + num_bytes].view(leaf.dtype)
-        at += num_bytes + padding(num_bytes)
+def _gather_same(channel: Channel, leaf: torch.Tensor, call: Call) -> torch.Tensor:
+    """Gather a tensor that has one shape everywhere; nothing is copied."""
+    whole = torch.empty((channel.world_size * leaf.shape[0], *leaf.shape[1:]), dtype=leaf.dtype, device=leaf.device)
+    if leaf.dtype in _SENT_AS_THEY_ARE:
+        channel.all_gather_into(whole, leaf, call)
+    else:
+        channel.all_gather_into(as_bytes(whole), as_bytes(leaf), call)
+    return whole
 
 
 def gather_object(object: Any) -> list[Any]:  # noqa: A002  (the peer's name)
@@ -162,20 +199,19 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
     _check_rank(channel, from_process, text)
     by_device = _by_device(leaves)
     is_source = channel.rank == from_process
-    on_cpu = [as_bytes(leaves[index]) for index in by_device.get(_CPU, ())] if is_source else []
-    call = channel.begin(text)
-    rows = channel.exchange(call, body=on_cpu, source=from_process).bodies
+    on_cpu = [as_plain(leaves[index]) for index in by_device.get(_CPU, ())] if is_source else []
     received: dict[int, torch.Tensor] = {}
-    for device, indices in by_device.items():
-        mine = [leaves[index] for index in indices]
-        row = rows[from_process]
-        if device != _CPU:
-            row = as_message([as_bytes(leaf) for leaf in mine], sum(map(_padded_bytes, mine)))
-            channel.broadcast_bytes(row, from_process, call)
-        columns = _columns(mine, row[None])
-        received.update(
-            zip(indices, (c.view(v.shape).clone() for c, v in zip(columns, mine, strict=True)), strict=True)
-        )
+    with channel.begin(text) as call:
+        rows = channel.exchange(call, body=on_cpu, source=from_process).bodies
+        for device, indices in by_device.items():
+            mine = [leaves[index] for index in indices]
+            row = rows[from_process]
+            if device != _CPU:
+                row = as_message(mine, padded_bytes(mine))
+                row = row.clone() if len(mine) == 1 else row  # the message of a single tensor may be that tensor
+                channel.broadcast_bytes(row, from_process, call)
+            parts = zip(columns(mine, row[None]), mine, strict=True)
+            received.update(zip(indices, (part.view(leaf.shape).clone() for part, leaf in parts), strict=True))
     return _with_leaves(tensor, [received[index] for index in range(len(leaves))])
 
 
@@ -216,20 +252,22 @@ def _check_rank(channel: Channel, rank: int, text: str) -> None:
 # ---------------------------------------------------------------- reduce
 
 
-def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
+def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0, *, uniform: bool = False) -> Any:
     """Sum, mean or maximum over the ranks, element by element; the inputs stay as they are.
 
     Args:
         tensor: any nesting of tensors, of the same layout and shapes on all ranks.
         reduction: `sum`, `mean` (of integers: floating point), `max`, or `none`, which returns the values untouched.
         scale: multiplies on XLA only; elsewhere another value than 1 warns once.
+        uniform: as of `gather`: the check that all ranks come with the same is saved.
 
     Raises:
         ValueError: another word for `reduction`.
         TypeError: a leaf that is not a tensor; names its place.
         CollectiveMismatchError: the ranks' data differ, or one did not come.
 
-    Cost: an exchange of slots; beyond 3.5 KiB, and for tensors on a device, one all-reduce per dtype and device.
+    Cost: an exchange of slots, without `uniform`; beyond 3.5 KiB, and for tensors on a device, one all-reduce per dtype
+    and device.
     """
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction={reduction!r} is not known; allowed are {', '.join(REDUCTIONS)}")
@@ -240,10 +278,15 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
         return tensor
     leaves, text = _flatten(channel, tensor, f"reduce ({reduction}) of", layout.whole)
     leaves = [_summable(leaf.detach(), reduction) for leaf in leaves]
-    is_small = set(_by_device(leaves)) <= {_CPU} and channel.fits(0, sum(map(_padded_bytes, leaves)))
-    call = channel.begin(text)
-    rows = channel.exchange(call, body=[as_bytes(leaf) for leaf in leaves] if is_small else ()).bodies
-    totals = _reduce_rows(leaves, rows, reduction) if is_small else _all_reduce(channel, leaves, reduction, call)
+    leaves = [as_plain(leaf) for leaf in leaves]
+    is_small = not uniform and all(leaf.is_cpu for leaf in leaves) and channel.fits(0, padded_bytes(leaves))
+    with channel.begin(text) as call:
+        if is_small:
+            totals = _reduce_rows(leaves, channel.exchange(call, body=leaves).bodies, reduction)
+        else:
+            if not uniform:
+                channel.exchange(call)
+            totals = _all_reduce(channel, leaves, reduction, call)
     if reduction == "mean":
         totals = [total / channel.world_size for total in totals]
     return _with_leaves(tensor, totals)
@@ -267,7 +310,7 @@ def _summable(leaf: torch.Tensor, reduction: str) -> torch.Tensor:
 def _reduce_rows(leaves: Sequence[torch.Tensor], rows: torch.Tensor, reduction: str) -> list[torch.Tensor]:
     """Here, from what all ranks sent: the same bits on all of them."""
     totals = []
-    for leaf, column in zip(leaves, _columns(leaves, rows), strict=True):
+    for leaf, column in zip(leaves, columns(leaves, rows), strict=True):
         total = column.amax(0) if reduction == "max" else column.sum(0, dtype=leaf.dtype)
         totals.append(total.view(leaf.shape))
     return totals
@@ -295,7 +338,8 @@ def pad_across_processes(tensor: Any, dim: int = 0, pad_index: int = 0, pad_firs
     """Pad every rank's tensors to the longest rank's size along one dimension.
 
     Args:
-        tensor: any nesting of tensors. One that has no such dimension is returned as it is.
+        tensor: any nesting of tensors. One that has no such dimension is returned as it is, and so is, with a
+            `CannotPadNestedTensorWarning`, a nested one.
         dim: which one; negative counts from the end.
         pad_index: the value to pad with.
         pad_first: pad in front.
@@ -309,9 +353,18 @@ def pad_across_processes(tensor: Any, dim: int = 0, pad_index: int = 0, pad_firs
     channel = _channel()
     if channel is None:
         return tensor
-    leaves, text = _flatten(channel, tensor, f"pad_across_processes (dim={dim}) of", layout.rank_only)
+    operation = f"pad_across_processes (dim={dim}) of"
+    leaves, text = _flatten(channel, tensor, operation, layout.rank_only, special.nested)
+    if any(leaf.is_nested for leaf in leaves):
+        warnings.warn(
+            "pad_across_processes: a nested tensor has no one length to pad to and is returned as it is; "
+            "use .to_padded_tensor(...) of it first",
+            CannotPadNestedTensorWarning,
+            stacklevel=2,
+        )
     sizes = [leaf.shape[dim] if _has_dim(leaf, dim) else 0 for leaf in leaves]
-    replies = channel.exchange(channel.begin(text), struct.pack(f"{len(leaves)}q", *sizes))
+    with channel.begin(text) as call:
+        replies = channel.exchange(call, struct.pack(f"{len(leaves)}q", *sizes))
     by_rank = [struct.unpack(f"{len(leaves)}q", head) for head in replies.heads]
     longest = [max(one) for one in zip(*by_rank, strict=True)]
     padded = [_pad(leaf, dim, size, pad_index, pad_first) for leaf, size in zip(leaves, longest, strict=True)]
@@ -319,7 +372,7 @@ def pad_across_processes(tensor: Any, dim: int = 0, pad_index: int = 0, pad_firs
 
 
 def _has_dim(leaf: torch.Tensor, dim: int) -> bool:
-    return -leaf.ndim <= dim < leaf.ndim
+    return not leaf.is_nested and -leaf.ndim <= dim < leaf.ndim
 
 
 def _pad(leaf: torch.Tensor, dim: int, size: int, pad_index: int, pad_first: bool) -> torch.Tensor:
@@ -337,11 +390,15 @@ def _pad(leaf: torch.Tensor, dim: int, size: int, pad_index: int, pad_first: boo
 
 
 def _flatten(
-    channel: Channel, tree: Any, operation: str, shape: Callable[[torch.Tensor], str]
+    channel: Channel,
+    tree: Any,
+    operation: str,
+    shape: layout.Shape,
+    takes: Callable[[torch.Tensor], str | None] | None = None,
 ) -> tuple[list[torch.Tensor], str]:
     """As `layout.flatten`; data that cannot be sent raises on the other ranks too, rather than let them wait."""
     try:
-        return layout.flatten(tree, operation, shape)
+        return layout.flatten(tree, operation, shape, takes)
     except TypeError as error:
         channel.report_failure(operation, error)
         raise
@@ -358,13 +415,3 @@ def _by_device(leaves: Sequence[torch.Tensor]) -> dict[torch.device, list[int]]:
 def _with_leaves(tree: Any, values: Sequence[torch.Tensor]) -> Any:
     remaining = iter(values)
     return map_leaves(lambda _leaf: next(remaining), tree)
-
-
-def _item_bytes(leaf: torch.Tensor) -> int:
-    """Bytes of one row of the first dimension."""
-    return leaf.shape[1:].numel() * leaf.element_size()
-
-
-def _padded_bytes(leaf: torch.Tensor, size: int | None = None) -> int:
-    num_bytes = leaf.numel() * leaf.element_size() if size is None else size * _item_bytes(leaf)
-    return num_bytes + padding(num_bytes)
