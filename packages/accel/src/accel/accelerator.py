@@ -18,6 +18,7 @@ from accel_state.settings import UNSET
 from . import checkpoints, configuration, preparing
 from .handlers import sort_handlers
 from .refusals import refuse_what_cannot_be_honoured
+from .state_hooks import StateHooks
 
 if (
     TYPE_CHECKING
@@ -25,6 +26,7 @@ if (
     import torch
     from torch import Tensor, nn
     from torch.utils.data import DataLoader
+    from torch.utils.hooks import RemovableHandle
 
     from accel_ckpt import ProjectConfiguration, SaveHandle
     from accel_data import DataLoaderConfiguration, DataLoaderShard
@@ -117,6 +119,7 @@ class Accelerator:
             _ = self.tracker_set  # made now: names that no tracker has are refused here
         self.step = 0
         self.registry = preparing.Registry()
+        self.state_hooks = StateHooks(self.registry.models)
         self._models = self.registry.models
         self._optimizers = self.registry.optimizers
         self._schedulers = self.registry.schedulers
@@ -500,15 +503,17 @@ class Accelerator:
         safe_serialization: bool = True,
         *,
         blocking: bool = True,
+        **save_model_func_kwargs: Any,
     ) -> str | SaveHandle:
         """Write everything needed to continue, as one transaction. Every rank calls it, at an update's end.
 
         Args:
             output_dir: the checkpoint's directory; with automatic naming it is `checkpoints/checkpoint_<iteration>` in
-                the project's directory instead.
+                the project's directory instead, and a directory given warns.
             safe_serialization: False, pickled weights, is refused.
             blocking: False returns as soon as a private copy of the state exists. One such save is in flight at most:
                 the next save or load waits for it and raises what it failed with.
+            save_model_func_kwargs: none is known to the functions that write; any is an error.
 
         Returns:
             The directory that was written, or a handle to wait for.
@@ -516,20 +521,51 @@ class Accelerator:
         Raises:
             CheckpointError: it could not be written; the last checkpoint is intact.
         """
-        return checkpoints.save_state(self, output_dir, safe_serialization, blocking)
+        return checkpoints.save_state(self, output_dir, safe_serialization, blocking, save_model_func_kwargs)
 
-    def load_state(self, input_dir: str | os.PathLike[str] | None = None, *, strict: bool = True) -> None:
+    def load_state(
+        self,
+        input_dir: str | os.PathLike[str] | None = None,
+        load_kwargs: Mapping[str, Any] | None = None,
+        *,
+        strict: bool = True,
+        **load_model_func_kwargs: Any,
+    ) -> None:
         """Continue from a checkpoint of any number of ranks. Every rank calls it, after `prepare`.
 
         Args:
             input_dir: the checkpoint's directory; None means the newest one under automatic naming.
+            load_kwargs, load_model_func_kwargs: `map_location` ("cpu" or "on_device") and `weights_only=True` hold
+                whether given or not: tensors go where the objects have theirs. Any other is an error.
             strict: False loads what fits and warns of the rest.
 
         Raises:
             CheckpointNotFoundError: there is none; it is also a FileNotFoundError.
             CheckpointCorruptError, CheckpointMismatchError: nothing was changed.
         """
-        checkpoints.load_state(self, input_dir, strict)
+        checkpoints.load_state(self, input_dir, strict, load_kwargs, load_model_func_kwargs)
+
+    def register_save_state_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
+        """Call `hook(models, weights, output_dir)` at every `save_state`, on every rank, before it reads any state.
+
+        Files that it writes into `output_dir` belong to the checkpoint: the directory is still being filled, and gets
+        its name when all is written. `models` are the prepared ones, `weights` their state dicts, without wrappers'
+        prefixes: what the hook changes there is what is written, and what it pops is not.
+
+        Returns:
+            A handle; its `remove()` takes the hook away.
+        """
+        return self.state_hooks.on_save(hook)
+
+    def register_load_state_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
+        """Call `hook(models, input_dir)` at every `load_state`, on every rank, once the checkpoint is verified.
+
+        A model that the hook pops from `models` is not loaded; it stays prepared.
+
+        Returns:
+            A handle; its `remove()` takes the hook away.
+        """
+        return self.state_hooks.on_load(hook)
 
     # ------------------------------------------------------------ trackers
 

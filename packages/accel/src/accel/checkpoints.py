@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -73,10 +74,16 @@ def checked(objects: Sequence[Any]) -> Sequence[Any]:
 def save_state(
     accelerator: Accelerator,
     output_dir: str | os.PathLike[str] | None,
-    safe_serialization: bool = True,
-    blocking: bool = True,
+    safe_serialization: bool,
+    blocking: bool,
+    function_kwargs: Mapping[str, Any],
 ) -> str | SaveHandle:
     """Save `everything`; see `Accelerator.save_state`."""
+    if function_kwargs:
+        raise SettingError(
+            f"save_state() got {', '.join(function_kwargs)}, which nothing takes: safetensors and JSON are written "
+            "without options"
+        )
     if not safe_serialization:
         raise CheckpointError(
             "save_state(safe_serialization=False) would write pickles, which can run code when they are loaded; leave "
@@ -88,7 +95,15 @@ def save_state(
             "ProjectConfiguration(save_on_each_node=True) cannot be honoured yet: all ranks need one file system, "
             "where the main process writes"
         )
+    if not accelerator.sync_gradients:
+        warnings.warn(
+            "save_state() within an accumulation window: gradients are not saved, so a resumed run begins the window "
+            "anew and is not bit-exact. Save when sync_gradients is true.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
     objects = everything(accelerator)
+    before_write = accelerator.state_hooks.before_write(_names(objects))
     if not project.automatic_checkpoint_naming:
         if output_dir is None:
             raise CheckpointError(
@@ -97,9 +112,16 @@ def save_state(
             )
         wait_for_saves(accelerator)
         if blocking:
-            return os.fspath(accel_ckpt.save_checkpoint(output_dir, objects))
-        accelerator.registry.pending_saves.append(handle := accel_ckpt.save_in_background(output_dir, objects))
+            return os.fspath(accel_ckpt.save_checkpoint(output_dir, objects, before_write=before_write))
+        handle = accel_ckpt.save_in_background(output_dir, objects, before_write=before_write)
+        accelerator.registry.pending_saves.append(handle)
         return handle
+    if output_dir is not None:
+        warnings.warn(
+            f"output_dir={os.fspath(output_dir)!r} is not used: automatic_checkpoint_naming chooses the directory",
+            RuntimeWarning,
+            stacklevel=3,
+        )
     checkpointer = _automatic(accelerator)
     taken = checkpointer.directory / f"{PREFIX}{project.iteration}"
     if taken.exists():
@@ -107,7 +129,7 @@ def save_state(
             f"{taken} exists already and belongs to an earlier run: load_state() first to continue that run, choose "
             "another project_dir, or set project_configuration.iteration to a free number"
         )
-    saved = checkpointer.save(project.iteration, blocking=blocking, **objects)
+    saved = checkpointer.save(project.iteration, blocking=blocking, before_write=before_write, **objects)
     project.iteration += 1
     return saved if isinstance(saved, accel_ckpt.SaveHandle) else os.fspath(saved)
 
@@ -125,13 +147,21 @@ def wait_for_saves(accelerator: Accelerator) -> None:
         checkpointer.wait()
 
 
-def load_state(accelerator: Accelerator, input_dir: str | os.PathLike[str] | None, strict: bool = True) -> None:
+def load_state(
+    accelerator: Accelerator,
+    input_dir: str | os.PathLike[str] | None,
+    strict: bool,
+    load_kwargs: Mapping[str, Any] | None,
+    function_kwargs: Mapping[str, Any],
+) -> None:
     """Load `everything`; see `Accelerator.load_state`."""
+    _check_load_options(load_kwargs or {}, function_kwargs)
     project = accelerator.project_configuration
     wait_for_saves(accelerator)
     objects = everything(accelerator)
+    before_load = accelerator.state_hooks.before_load(_names(objects))
     if input_dir is not None:
-        accel_ckpt.load_checkpoint(input_dir, objects, strict=strict)
+        accel_ckpt.load_checkpoint(input_dir, objects, strict=strict, before_load=before_load)
         name = Path(input_dir).name
         if project.automatic_checkpoint_naming and name.startswith(PREFIX) and name[len(PREFIX) :].isdigit():
             project.iteration = int(name[len(PREFIX) :]) + 1
@@ -142,8 +172,31 @@ def load_state(accelerator: Accelerator, input_dir: str | os.PathLike[str] | Non
             "project_dir=..., automatic_checkpoint_naming=True): pass the checkpoint's directory"
         )
     checkpointer = _automatic(accelerator)
-    checkpointer.restore(strict=strict, **objects)
+    checkpointer.restore(strict=strict, before_load=before_load, **objects)
     project.iteration = _next_number(checkpointer.directory)
+
+
+def _names(objects: Mapping[str, Any]) -> dict[int, str]:
+    return {id(value): name for name, value in objects.items()}
+
+
+def _check_load_options(load_kwargs: Mapping[str, Any], function_kwargs: Mapping[str, Any]) -> None:
+    """Take the options that hold anyway, and refuse all others.
+
+    Raises:
+        SettingError: names each option that cannot be honoured.
+    """
+    holds: dict[str, Sequence[Any]] = {"map_location": (None, "cpu", "on_device"), "weights_only": (True,)}
+    wrong = [
+        f"{name}={value!r}" + (f" (allowed: {', '.join(map(repr, holds[name]))})" if name in holds else " (unknown)")
+        for name, value in (*load_kwargs.items(), *function_kwargs.items())
+        if not any(value is option or value == option for option in holds.get(name, ()))
+    ]
+    if wrong:
+        raise SettingError(
+            f"load_state() cannot honour {', '.join(wrong)}. Files are mapped into host memory, each tensor is copied "
+            "to where its object has it, and nothing is unpickled."
+        )
 
 
 def _next_number(directory: Path) -> int:
