@@ -20,6 +20,8 @@ from .position import Cursor, Fingerprint, OrderKind, Pass, Position, position_o
 from .randomness import drawn_generator, synchronize, worker_seed
 from .samplers import SeedableRandomSampler, innermost_sampler, set_innermost_sampler
 from .shard import BatchSamplerShard, ItemShard
+from .source_part import SourceFeed, SourcePart
+from .sources import ShardedStream, TaggedCollate
 from .stream import StreamPart
 
 logger = logging.getLogger("accel_data")
@@ -78,7 +80,9 @@ class DataLoaderAdapter(DataLoaderStateMixin, DataLoader):
         Cost: one broadcast of the generator's state (5 KB) where the order is random and there are several ranks.
         """
         current = self._begin()
-        feed = self._open(current.origin.consumed)
+        feed = self._open(current.origin)
+        if isinstance(feed, SourceFeed):
+            current.shards = lambda: feed.positions
         batches = self._batches(feed)
         self._tail, self.ranks_met = None, False
         self.begin()
@@ -90,6 +94,8 @@ class DataLoaderAdapter(DataLoaderStateMixin, DataLoader):
                 current.served += 1
                 if current.served == feed.total:
                     self.end_of_dataloader, self.remainder, self._tail = True, feed.remainder, feed.tail
+                elif feed.is_padding:
+                    self._tail = feed.tail
                 yield batch
             if feed.ragged is not None:
                 self._check_end(feed.ragged, current.served)
@@ -106,9 +112,11 @@ class DataLoaderAdapter(DataLoaderStateMixin, DataLoader):
                 "even_batches=True, drop_last=True in the loader, or a `join_uneven_inputs` block."
             )
 
-    def _open(self, start: int) -> Feed:
-        """The indices of a new pass."""
-        return self._shard.open(start)
+    def _open(self, origin: Position) -> Feed:
+        """What is read in a new pass."""
+        if isinstance(self._shard, SourcePart):
+            return self._shard.open(origin.consumed, origin.shards)
+        return self._shard.open(origin.consumed)
 
     def _batches(self, feed: Feed) -> Iterator[Any]:
         """What the user gets in a pass, where it belongs."""
@@ -176,7 +184,7 @@ class DataLoaderAdapter(DataLoaderStateMixin, DataLoader):
         if self.synchronized_generator is not None and resume.generator_state is not None:
             self.synchronized_generator.set_state(resume.generator_state)
         if self._skips_by_hand:
-            return replace(resume, consumed=skipped)
+            return replace(resume, consumed=skipped, shards=None)
         if resume.consumed:
             unit = "samples" if self._shard.counts_samples else "batches"
             length = self._shard.num_units
@@ -282,13 +290,14 @@ class DataLoaderAdapter(DataLoaderStateMixin, DataLoader):
         shard = self._shard
         return Fingerprint(
             order=self._order_kind,
-            unit="samples" if shard.counts_samples else "batches",
+            unit="steps" if isinstance(shard, SourcePart) else "samples" if shard.counts_samples else "batches",
             length=shard.num_units,
             batch_size=shard.batch_size,
             num_processes=self._num_parts,
             world_bound=isinstance(shard, StreamPart)
             and not shard.counts_samples
             and shard.num_processes == self._num_parts,
+            num_shards=shard.num_shards if isinstance(shard, SourcePart) else None,
         )
 
     def _tell_epoch(self, epoch: int) -> None:
@@ -309,7 +318,7 @@ class DataLoaderAdapter(DataLoaderStateMixin, DataLoader):
         Raises:
             DataLoaderError: the data set is iterable: it decides its order itself.
         """
-        if isinstance(self._shard, StreamPart):
+        if not isinstance(self._shard, BatchSamplerShard):
             raise DataLoaderError("An iterable data set decides its order itself, so no sampler can be set.")
         if getattr(sampler, "generator", False) is None:
             sampler.generator = drawn_generator()
@@ -325,7 +334,7 @@ class DataLoaderAdapter(DataLoaderStateMixin, DataLoader):
         return self._cursor.epoch
 
     @property
-    def part(self) -> BatchSamplerShard | StreamPart:
+    def part(self) -> BatchSamplerShard | StreamPart | SourcePart:
         """What is read of the order or the stream."""
         return self._shard
 
@@ -347,12 +356,14 @@ class DataLoaderAdapter(DataLoaderStateMixin, DataLoader):
         return vars(self) | {"_iterator": None}
 
 
-def _own_part(loader: DataLoader) -> BatchSamplerShard | StreamPart:
+def _own_part(loader: DataLoader) -> BatchSamplerShard | StreamPart | SourcePart:
     """This rank's part of a loader just constructed; torch's attributes are made to say what the user wrote.
 
     torch forbids to set them after construction, since it would not notice; here that is the point.
     """
     attributes = vars(loader)
+    if isinstance(loader.dataset, ShardedStream):
+        return _source_part(loader, loader.dataset)
     if isinstance(loader.dataset, IterableDataset):
         stream = StreamPart(loader)
         attributes["dataset"] = stream.dataset
@@ -368,3 +379,11 @@ def _own_part(loader: DataLoader) -> BatchSamplerShard | StreamPart:
         batch_sampler=part, batch_size=part.batch_size, drop_last=part.drop_last, sampler=innermost_sampler(part)
     )
     return part
+
+
+def _source_part(loader: DataLoader, stream: ShardedStream) -> SourcePart:
+    """Samples are tagged with their shards on the way through the collate function."""
+    vars(loader)["collate_fn"] = TaggedCollate(loader.collate_fn)
+    return SourcePart(
+        stream, loader.batch_size, repeats=stream.repeats and not loader.drop_last, has_workers=loader.num_workers > 0
+    )

@@ -115,8 +115,8 @@ class DataLoaderDispatcher(DataLoaderShard):
 
     # ---- iterating
 
-    def _open(self, start: int) -> Feed:
-        return _Rounds(self._shard.open(start) if self.rank == READER else None)
+    def _open(self, origin: Position) -> Feed:
+        return _Rounds(super()._open(origin) if self.rank == READER else None)
 
     def _batches(self, feed: Any) -> Iterator[Any]:
         """Cost per step: one message to each other rank, of its part and 64 bytes."""
@@ -227,6 +227,7 @@ class _Rounds:
     tail: Tail | None = None
     remainder: int = -1
     ragged: Ragged | None = None
+    is_padding = False
 
     def take(self, note: Note) -> None:
         """Note what is told about the round that is handed out now."""

@@ -55,6 +55,7 @@ class Feed(Protocol):
     tail: Tail | None
     remainder: int
     ragged: Ragged | None  # known before the first batch that not every rank gets
+    is_padding: bool  # whether the batch handed out now repeats one of a rank that has ended
 
     def __iter__(self) -> Iterator[Any]:
         """This rank's batches of indices; reads anew from the start of the pass each time."""
@@ -73,6 +74,8 @@ class KnownFeed:
         partition: which of them are this rank's.
         start: samples of the order that were consumed before this pass.
     """
+
+    is_padding = False
 
     def __init__(self, order: Order, partition: Partition, start: int = 0) -> None:
         self._order = order
@@ -168,6 +171,8 @@ class ReadFeed:
     Args:
         portions: starts reading this rank's portions from the beginning of the pass.
     """
+
+    is_padding = False
 
     def __init__(self, portions: Callable[[], Iterator[Portion]]) -> None:
         self._portions = portions

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from torch import Tensor
@@ -25,11 +25,13 @@ class Position:
         epoch: which one, counted from 0.
         consumed: units of the order (samples, or batches of an unknown batch sampler) that the user has received.
         generator_state: the sampler's generator as it was before this epoch's order was drawn.
+        shards: samples received of each shard, of a data set that is read in shards.
     """
 
     epoch: int = 0
     consumed: int = 0
     generator_state: Tensor | None = None
+    shards: tuple[int, ...] | None = None
 
 
 @dataclass
@@ -40,6 +42,7 @@ class Pass:
     units_per_step: int
     num_units: int | None
     served: int = 0
+    shards: Callable[[], tuple[int, ...]] | None = None
 
     @property
     def position(self) -> Position:
@@ -47,7 +50,8 @@ class Pass:
         consumed = self.origin.consumed + self.served * self.units_per_step
         if self.num_units is not None:
             consumed = min(consumed, max(self.num_units, self.origin.consumed))
-        return Position(epoch=self.origin.epoch, consumed=consumed, generator_state=self.origin.generator_state)
+        shards = None if self.shards is None else self.shards()
+        return replace(self.origin, consumed=consumed, shards=shards)
 
 
 @dataclass
@@ -64,11 +68,12 @@ class Fingerprint:
     """What has to agree between the loader that saved a position and the one that continues it."""
 
     order: OrderKind
-    unit: Literal["samples", "batches"]
+    unit: Literal["samples", "batches", "steps"]
     length: int | None
     batch_size: int | None
     num_processes: int
     world_bound: bool = False  # whether a position only fits as many ranks
+    num_shards: int | None = None  # of a data set that is read in shards
 
 
 def state_of(position: Position, fingerprint: Fingerprint, seed: int | None) -> dict[str, Any]:
@@ -85,6 +90,7 @@ def state_of(position: Position, fingerprint: Fingerprint, seed: int | None) -> 
         "batch_size": fingerprint.batch_size,
         "seed": seed,
         "generator_state": position.generator_state,
+        "shard_positions": _shard_positions(position, fingerprint),
     }
     return state | {key: value for key, value in optional.items() if value is not None}
 
@@ -115,7 +121,19 @@ def position_of(state: Mapping[str, Any], fingerprint: Fingerprint) -> Position:
             f"The loader's state names epoch {epoch} and {consumed} {fingerprint.unit} consumed; this loader has "
             f"{fingerprint.length} {fingerprint.unit}."
         )
-    return Position(epoch=epoch, consumed=consumed, generator_state=state.get("generator_state"))
+    shards = state.get("shard_positions")
+    return Position(
+        epoch=epoch,
+        consumed=consumed,
+        generator_state=state.get("generator_state"),
+        shards=None if shards is None else tuple(shards),
+    )
+
+
+def _shard_positions(position: Position, fingerprint: Fingerprint) -> list[int] | None:
+    if fingerprint.num_shards is None:
+        return None
+    return [0] * fingerprint.num_shards if position.shards is None else list(position.shards)
 
 
 def _check_same_data(state: Mapping[str, Any], fingerprint: Fingerprint) -> None:
@@ -135,6 +153,12 @@ def _check_same_data(state: Mapping[str, Any], fingerprint: Fingerprint) -> None
             f"The loader's state was saved on {state.get('num_processes')} ranks, this is a run of "
             f"{fingerprint.num_processes}: the position of a stream read by workers only fits as many. Use as many "
             "ranks, or num_workers=0 when saving and loading."
+        )
+    num_shards = len(state.get("shard_positions", ())) or None
+    if num_shards != fingerprint.num_shards:
+        raise DataStateError(
+            f"The loader's state has positions in {num_shards} shards, but this data set comes in "
+            f"{fingerprint.num_shards}. Load it with the files, or number of shards, that it was saved with."
         )
     saved_size = state.get("batch_size")
     if fingerprint.unit == "batches" and saved_size != fingerprint.batch_size:

@@ -30,6 +30,7 @@ from .randomness import drawn_generator
 from .samplers import SeedableRandomSampler, get_sampler, innermost_sampler
 from .settings import loader_settings
 from .shard import BatchSamplerShard, ItemShard
+from .sources import ShardedStream, num_source_shards
 from .stream import IterableDatasetShard
 
 _COPIED = (RandomSampler, WeightedRandomSampler, SubsetRandomSampler)
@@ -103,6 +104,10 @@ def prepare_data_loader(
         "base_dataloader": dataloader,
         **loader_settings(dataloader),
     }
+    source = None if dispatch_batches or split_batches or is_cut else _sharded_stream(dataloader, place, even_batches)
+    if source is not None:
+        batching: dict[str, Any] = {"batch_size": dataloader.batch_size, "drop_last": dataloader.drop_last}
+        return DataLoaderShard(source, num_readers=len(place.part_of_rank), **batching, **common)
     dispatches = dispatch_batches
     if dispatches is None:
         dispatches = is_stream and put_on_device and _is_whole_group(place)
@@ -121,6 +126,17 @@ def prepare_data_loader(
     cut = DataPlace(1, 0, (0,)) if is_cut else place
     readers = 1 if is_cut else len(place.part_of_rank)
     return DataLoaderShard(num_readers=readers, **_part(dataloader, order, cut, split_batches, even_batches), **common)
+
+
+def _sharded_stream(dataloader: DataLoader, place: DataPlace, even_batches: bool) -> ShardedStream | None:
+    """The data set by its own shards, where it has some for every rank."""
+    dataset = dataloader.dataset
+    if not isinstance(dataset, IterableDataset):
+        return None
+    num_shards = num_source_shards(dataset)
+    if num_shards is None or num_shards < place.count:
+        return None
+    return ShardedStream(dataset, num_shards, place.count, place.index, repeats=even_batches)
 
 
 def _part(

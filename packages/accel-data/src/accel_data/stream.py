@@ -104,6 +104,8 @@ class StreamFeed:
         num_dropped: batches to read and drop first.
     """
 
+    is_padding = False
+
     def __init__(self, shard: IterableDatasetShard, num_dropped: int) -> None:
         self._shard = shard
         self._num_dropped = num_dropped

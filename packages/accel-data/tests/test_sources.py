@@ -1,0 +1,239 @@
+"""Data sets in shards of their own: whole shards to ranks and workers, one end, one position for all."""
+
+import copy
+import json
+import pickle
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from accel_data import gather_for_metrics, prepare_data_loader, skip_first_batches
+from accel_data.sources import take_shard
+from accel_state import GradientState, PartialState
+from accel_state.errors import DataLoaderError, DataStateError
+
+
+class Files(IterableDataset):
+    """`sizes[i]` samples in shard i: 100 * i, 100 * i + 1, ..."""
+
+    def __init__(self, sizes, mine=None):
+        self.sizes, self.mine, self.epochs = list(sizes), mine, []
+
+    @property
+    def num_shards(self):
+        return len(self.sizes)
+
+    def shard(self, index, count):
+        assert count == self.num_shards
+        return type(self)(self.sizes, index)
+
+    def set_epoch(self, epoch):
+        self.epochs.append(epoch)
+
+    def __iter__(self):
+        assert get_worker_info() is None  # whole shards: nothing is left to divide
+        yield from range(100 * self.mine, 100 * self.mine + self.sizes[self.mine])
+
+
+class Seekable(Files):
+    read = 0
+
+    def skip(self, n):
+        class Rest:
+            def __iter__(inner):
+                yield from range(100 * self.mine + n, 100 * self.mine + self.sizes[self.mine])
+
+        return Rest()
+
+    def __iter__(self):
+        for sample in super().__iter__():
+            type(self).read += 1
+            yield sample
+
+
+def samples(sizes):
+    return sorted(100 * i + n for i, size in enumerate(sizes) for n in range(size))
+
+
+def values(loader):
+    return [batch.tolist() for batch in loader]
+
+
+def flat(batches):
+    return [item for batch in batches for item in batch]
+
+
+def prepared(sizes, batch_size=2, workers=0, kind=Files, drop_last=False, **how):
+    state = PartialState(cpu=True)
+    source = DataLoader(kind(sizes), batch_size=batch_size, num_workers=workers, drop_last=drop_last)
+    return prepare_data_loader(
+        source, num_processes=state.num_processes, process_index=state.process_index, put_on_device=True, **how
+    )
+
+
+def read(sizes, how):
+    loader = prepared(sizes, **how)
+    got, ends, kept = [], [], []
+    for batch in loader:
+        got.append(batch.tolist())
+        ends.append(loader.end_of_dataloader)
+        kept.append(loader.tail.real if loader.tail and loader.tail.is_padded else len(batch))
+    return got, ends, kept
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("sizes", [[5, 4, 3, 4], [40, 4, 8, 3, 9], [34, 2], [0, 0], [16, 16], [32, 32, 2, 2]])
+def test_every_sample_once_and_one_end(ranks, workers, sizes):
+    both = ranks(read, 2, sizes, {"workers": workers})
+    steps = {len(got) for got, _, _ in both}
+    assert len(steps) == 1
+    for got, ends, _ in both:
+        assert ends == [False] * (len(got) - 1) + [True] * bool(got)
+    real = [item for got, _, kept in both for batch, n in zip(got, kept, strict=True) for item in batch[:n]]
+    assert sorted(real) == samples(sizes)
+
+
+@pytest.mark.parametrize("how", [{"even_batches": False}, {"drop_last": True}])
+def test_all_may_stop_with_the_first(ranks, how):
+    first, second = ranks(read, 2, [20, 6, 3], how)
+    assert len(first[0]) == len(second[0]) == 3
+    assert second[0] == [[100, 101], [102, 103], [104, 105]]
+    assert first[1] == second[1] == [False, False, True]
+
+
+def fails(sizes):
+    with pytest.raises(DataLoaderError) as caught:
+        values(prepared(sizes))
+    return str(caught.value)
+
+
+def test_a_rank_without_anything_to_repeat_fails_everywhere(ranks):
+    first, second = ranks(fails, 2, [4, 0])
+    assert first == second
+    assert "The shards of rank 1 hold no batch" in first
+
+
+def resumed(sizes, state, how):
+    loader = prepared(sizes, **how)
+    if state is None:
+        seen = [batch.tolist() for _, batch in zip(range(3), loader, strict=False)]
+        return flat(seen), copy.deepcopy(loader.state_dict())
+    loader.load_state_dict(state)
+    assert loader.state_dict() | {"num_processes": 0} == state | {"num_processes": 0}
+    got = []
+    for batch in loader:
+        kept = loader.tail.real if loader.tail and loader.tail.is_padded else len(batch)
+        got += batch.tolist()[:kept]
+    return got, loader.state_dict()
+
+
+@pytest.mark.parametrize(("before", "after"), [((2, 2), (3, 0)), ((2, 0), (1, 2)), ((1, 1), (2, 0)), ((3, 0), (2, 1))])
+@pytest.mark.parametrize("kind", [Files, Seekable])
+def test_an_epoch_continues_on_any_ranks_and_workers(ranks, before, after, kind):
+    sizes = [9, 7, 8, 12, 5, 6]
+    first = ranks(resumed, before[0], sizes, None, {"workers": before[1], "kind": kind})
+    states = [state for _, state in first]
+    assert all(state == states[0] for state in states)
+    state = json.loads(json.dumps(states[0]))
+    second = ranks(resumed, after[0], sizes, state, {"workers": after[1], "kind": kind})
+    assert sorted(flat(seen for seen, _ in first + second)) == samples(sizes)
+    assert {state["epoch"] for _, state in second} == {1}
+    assert all(state["shard_positions"] == [0] * 6 for _, state in second)
+
+
+def measured():
+    state = GradientState()
+    loader = prepared([9, 30], gradient_state=state)
+    return sorted(flat(gather_for_metrics(batch, gradient_state=state).tolist() for batch in loader))
+
+
+def test_metrics_hold_each_sample_once(ranks):
+    assert ranks(measured, 2) == [samples([9, 30])] * 2
+
+
+# ---- on one process
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_epochs_skips_and_copies(workers):
+    loader = prepared([6, 5], workers=workers)
+    epoch = values(loader)
+    assert sorted(flat(epoch)) == samples([6, 5])
+    assert values(skip_first_batches(loader, 2)) == epoch[2:]
+    assert values(pickle.loads(pickle.dumps(loader))) == values(loader) == epoch
+    assert loader.iteration == 3
+    loader.set_epoch(7)
+    assert loader.dataset.dataset.epochs[-1] == 7
+
+
+class Telling(Files):
+    def __iter__(self):
+        return iter([self.told])
+
+    def shard(self, index, count):
+        shard = super().shard(index, count)
+        shard.told = self.epochs[-1]
+        return shard
+
+
+def test_persistent_workers_are_told_the_epoch_and_the_place():
+    source = DataLoader(Telling([1]), num_workers=1, persistent_workers=True)
+    loader = prepare_data_loader(source, num_processes=1, process_index=0)
+    assert [flat(values(loader)) for _ in range(3)] == [[0], [1], [2]]
+
+
+def test_a_shard_that_can_skip_is_not_read():
+    loader = prepared([50], kind=Seekable)
+    iterator = iter(loader)
+    for _ in range(20):
+        next(iterator)
+    state = loader.state_dict()
+    Seekable.read = 0
+    again = prepared([50], kind=Seekable)
+    again.load_state_dict(state)
+    assert next(iter(again)).tolist() == [40, 41]
+    assert Seekable.read == 0
+
+
+def test_positions_in_other_shards_are_refused():
+    state = prepared([5, 5]).state_dict()
+    with pytest.raises(DataStateError, match="positions in 2 shards, but this data set comes in 3"):
+        prepared([5, 5, 5]).load_state_dict(state)
+
+
+def test_alone_ranks_without_a_group_hold_their_own_positions():
+    loaders = [
+        prepare_data_loader(DataLoader(Files([4, 6]), batch_size=2), num_processes=2, process_index=rank)
+        for rank in range(2)
+    ]
+    for loader in loaders:
+        next(iter(loader))
+    assert [loader.state_dict()["shard_positions"] for loader in loaders] == [[2, 0], [0, 2]]
+
+
+def test_too_few_shards_are_read_as_one_stream():
+    class Whole(Files):
+        def __iter__(self):
+            return iter(range(8))
+
+    loader = prepare_data_loader(DataLoader(Whole([8]), batch_size=2), num_processes=2, process_index=1)
+    assert values(loader) == [[2, 3], [6, 7]]
+
+
+def test_hugging_faces_order_of_parameters_is_understood():
+    class Foreign:
+        def shard(self, num_shards, index, contiguous=True):
+            return num_shards, index
+
+    assert take_shard(Foreign(), 1, 4) == (4, 1)
+
+
+def test_batches_made_by_the_data_set_itself():
+    class Tensors(Files):
+        def __iter__(self):
+            yield from (torch.full((2,), self.mine) for _ in range(self.sizes[self.mine]))
+
+    loader = prepare_data_loader(DataLoader(Tensors([2, 1]), batch_size=None), num_processes=1, process_index=0)
+    assert values(loader) == [[0, 0], [0, 0], [1, 1]]
+    assert loader.total_batch_size is None
