@@ -97,8 +97,11 @@ def arguments(description: str, *, rounds: int) -> argparse.Namespace:
 
 
 def environment() -> dict[str, str]:
-    """The environment of measured processes: one thread, nothing of ``PYTHONPATH``, no settings for training."""
-    dropped = ("PYTHONPATH", "ACCEL_", "ACCELERATE_")
+    """The environment of measured processes: one thread, nothing of ``PYTHONPATH``, no settings for training.
+
+    Bytecode is written (the round that does not count does it), as it is where packages are used.
+    """
+    dropped = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "ACCEL_", "ACCELERATE_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     return kept | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
 

@@ -44,10 +44,12 @@ def pytest_command() -> list[str]:
 def test_environment(tiers: Sequence[str] = ()) -> dict[str, str]:
     """One thread per process, since workers fill the cores; none of the shell's settings for training runs.
 
-    ``ACCEL_TEST_FAULTS`` and the like tell tests that run a sample in the core tier to run the whole.
+    Tests start hundreds of processes, so bytecode is written even where the shell says that it should not be: compiling
+    everything anew in each would cost more than the tests. ``ACCEL_TEST_FAULTS`` and the like tell tests that run a
+    sample in the core tier to run the whole.
     """
-    training = ("ACCEL_", "ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(training)}
+    dropped = ("ACCEL_", "ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "PYTHONDONTWRITEBYTECODE")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     environment.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
     environment.update({f"ACCEL_TEST_{tier.upper()}": "1" for tier in tiers})
     return environment
