@@ -46,7 +46,8 @@ def test_a_failure_of_the_first_reaches_those_who_wait(ranks: Ranks) -> None:
 
     main, other = ranks(body, 2)
     assert main.startswith("KeyError")
-    assert "rank 0 went first in main_process_first" in other and "KeyError: 'no such file'" in other
+    assert "rank 1 waits in main_process_first" in other
+    assert "for rank 0, which went first at" in other and "KeyError: 'no such file'" in other
 
 
 def test_print_once_per_machine(ranks: Ranks) -> None:
@@ -91,7 +92,7 @@ def test_kwargs_of_the_process_group(ranks: Ranks) -> None:
 
     for timeout, warned in ranks(body, 2):
         assert timeout == timedelta(seconds=77)
-        assert len(warned) == 1 and "0:00:05 has no effect" in warned[0]
+        assert len(warned) == 1 and "no effect: timeout=0:00:05 (it is 0:01:17)" in warned[0]
 
 
 @pytest.mark.parametrize(

@@ -140,6 +140,7 @@ if TYPE_CHECKING:
     from accel_state.rng import synchronize_rng_state as synchronize_rng_state
     from accel_state.rng import synchronize_rng_states as synchronize_rng_states
     from accel_state.topology import Topology as Topology
+    from accel_state.trigger import Trigger as Trigger
     from accel_state.versions import compare_versions as compare_versions
     from accel_state.versions import is_torch_version as is_torch_version
 
@@ -150,6 +151,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "accelerator_state": ["AcceleratorState", "is_initialized"],
         "gradient_state": ["GradientState"],
         "topology": ["Topology"],
+        "trigger": ["Trigger"],
         "enums": ["ComputeEnvironment", "DistributedType", "RNGType", "TORCH_DISTRIBUTED_OPERATION_TYPES"],
         "kwargs": ["KwargsHandler", "InitProcessGroupKwargs"],
         "protocols": ["Stateful"],

@@ -181,3 +181,20 @@ def choose_device(kind: DeviceKind, local_rank: int) -> torch.device:
             f"Start at most {count} processes per machine, or pass cpu=True"
         )
     return torch.device(kind.name, local_rank)
+
+
+def check_exists(device: torch.device) -> DeviceKind:
+    """The row of a device that a user named.
+
+    Raises:
+        DeviceError: there is no such device here.
+    """
+    kind = device_kind(device)
+    if not kind.is_available():
+        raise DeviceError(f"device {str(device)!r} was asked for, but no {kind.name} device can be used here")
+    count = kind.device_count()
+    if kind is not CPU and device.index is not None and device.index >= count:
+        raise DeviceError(
+            f"device {str(device)!r} was asked for, but there are {count} {kind.name} devices (0 to {count - 1})"
+        )
+    return kind

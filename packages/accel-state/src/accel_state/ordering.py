@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 
+from accel_state.collectives.absence import fate
 from accel_state.collectives.callsite import call_site
-from accel_state.collectives.channel import Channel
+from accel_state.collectives.channel import Channel, GoingFirst
 from accel_state.errors import ProcessGroupError
 
 _SLICE = timedelta(seconds=1)  # a wait in slices lets Ctrl-C through
@@ -16,10 +19,11 @@ _ORDER_PATIENCE = timedelta(seconds=5)
 
 @contextmanager
 def goes_first(is_first: bool, first: int, name: str) -> Iterator[None]:
-    """Run the block on rank `first`, then on those that wait for it.
+    """Run the block on rank `first`, then on those that wait for it, however long it takes.
 
     Raises:
-        ProcessGroupError: the first rank failed in its block, or the store is gone with it.
+        ProcessGroupError: the first rank failed in its block or has died, came here inside another such block while
+            this rank did not, called a collective in its block, or the store is gone with it.
     """
     from accel_state.process_group import current_job
 
@@ -28,18 +32,21 @@ def goes_first(is_first: bool, first: int, name: str) -> Iterator[None]:
         yield
         return
     key = f"first/{name}/{first}/{channel.next_turn(name)}"
+    around = channel.going_first
+    here = GoingFirst(name, call_site(), 1 if around is None else around.depth + 1, threading.get_ident())
     if not is_first:
-        outcome = _wait_for(channel, key, first, name)
-        if outcome:
-            raise ProcessGroupError(f"rank {first} went first in {name} at {call_site()} and failed there: {outcome}")
-        yield
-        return
+        _wait_for(channel, key, first, here)
+    channel.going_first = here if is_first else here._replace(thread=0)  # who comes second may talk to others
+    error = ""
     try:
         yield
-    except BaseException as error:
-        channel.store.set(key, f"{type(error).__name__}: {error}")
+    except BaseException as failure:
+        error = f"{type(failure).__name__}: {failure}"
         raise
-    channel.store.set(key, "")
+    finally:
+        channel.going_first = around
+        if is_first:
+            channel.store.set(key, json.dumps([here.depth, here.site, error]))
 
 
 @contextmanager
@@ -66,17 +73,28 @@ def in_rank_order(name: str) -> Iterator[None]:
         channel.store.set(f"{turn}/{rank}", "")
 
 
-def _wait_for(channel: Channel, key: str, first: int, name: str) -> str:
+def _wait_for(channel: Channel, key: str, first: int, here: GoingFirst) -> None:
+    waits = f"rank {channel.rank} waits in {here.name} at {here.site} for rank {first}"
     while True:
         try:
             channel.store.wait([key], _SLICE)
-            return str(channel.store.get(key), errors="replace")
+            break
         except RuntimeError as error:
             if not _is_slice_over(error):
                 raise ProcessGroupError(
-                    f"rank {channel.rank} waits in {name} at {call_site()} for rank {first}, but the store of the job "
-                    f"(on rank 0, or with the launcher) is gone: {error}"
+                    f"{waits}, but the store of the job (on rank 0, or with the launcher) is gone: {error}"
                 ) from error
+        words = fate(channel.store, first)
+        if words is not None and "stopped" not in words and not channel.store.check([key]):
+            raise ProcessGroupError(f"{waits}, which {words}")
+    depth, site, failure = json.loads(str(channel.store.get(key), errors="replace"))
+    if failure:
+        raise ProcessGroupError(f"{waits}, which went first at {site} and failed there: {failure}")
+    if depth != here.depth:
+        raise ProcessGroupError(
+            f"{waits}, which went first at {site}, at depth {depth} of such blocks, while this rank is at depth "
+            f"{here.depth}: every rank has to enter the same blocks in the same order"
+        )
 
 
 def _is_slice_over(error: RuntimeError) -> bool:

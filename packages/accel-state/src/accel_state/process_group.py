@@ -8,9 +8,12 @@ those of DDP or of the user.
 from __future__ import annotations
 
 import atexit
+import functools
 import socket
+import sys
 import warnings
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -19,8 +22,10 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # public, though not listed
 from torch.distributed.rendezvous import rendezvous
 
+from accel_state import meeting
+from accel_state.collectives.absence import post_whereabouts
 from accel_state.collectives.channel import Channel
-from accel_state.devices import BY_NAME, DeviceKind, choose_device, detect_kind, device_kind
+from accel_state.devices import BY_NAME, DeviceKind, check_exists, choose_device, detect_kind
 from accel_state.enums import DistributedType
 from accel_state.errors import ProcessGroupError, SettingError
 from accel_state.kwargs import NCCL_TIMEOUT, OTHER_TIMEOUT
@@ -42,6 +47,7 @@ class Job:
         channel: our own group; None for a process on its own.
         timeout: of every collective; None for a process on its own.
         is_owned: whether we made torch's default group, and therefore end it.
+        asked: what `init_process_group` was given.
     """
 
     topology: Topology
@@ -51,6 +57,7 @@ class Job:
     channel: Channel | None = None
     timeout: timedelta | None = None
     is_owned: bool = False
+    asked: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def distributed_type(self) -> DistributedType:
@@ -96,6 +103,7 @@ def start_job(cpu: bool = False, **init_kwargs: Any) -> Job:
         return _job
     _generation += 1
     is_owned = not has_group()
+    asked = dict(init_kwargs)
     backend = init_kwargs.pop("backend", None) or kind.backend
     timeout = init_kwargs.pop("timeout", None)
     timeout = _default_timeout(backend) if timeout is None else timeout
@@ -114,6 +122,7 @@ def start_job(cpu: bool = False, **init_kwargs: Any) -> Job:
         channel=channel,
         timeout=timeout,
         is_owned=is_owned,
+        asked=asked,
     )
     return _job
 
@@ -162,11 +171,16 @@ def _check_same(job: Job, cpu: bool, init_kwargs: dict[str, Any]) -> None:
             f"cpu=True was asked for, but this process already runs on {job.device}. Ask for it where the first state "
             "or Accelerator is made, or call PartialState._reset_state() before"
         )
-    timeout = init_kwargs.get("timeout")
-    if timeout is not None and job.timeout is not None and timeout != job.timeout:
+    running = {**job.asked, "backend": job.backend, "timeout": job.timeout}
+    changed = [
+        f"{name}={value} (it is {running.get(name)})"
+        for name, value in init_kwargs.items()
+        if value is not None and job.channel is not None and value != running.get(name)
+    ]
+    if changed:
         warnings.warn(
-            f"the process group exists already, with a time-out of {job.timeout}; {timeout} has no effect. Give it "
-            "where the first state or Accelerator is made",
+            f"the process group exists already, so that this has no effect: {', '.join(changed)}. Give it where the "
+            "first state or Accelerator is made",
             stacklevel=4,
         )
 
@@ -176,7 +190,7 @@ def _find_device(cpu: bool, topology: Topology) -> tuple[DeviceKind, torch.devic
     named = setting("torch_device")
     if named is not None and not is_cpu:
         device = torch.device(named)
-        return device_kind(device), device
+        return check_exists(device), device
     kind = detect_kind(is_cpu)
     if kind.backend is None and topology.world_size > 1:  # ranks on mps have nothing to talk over
         kind = BY_NAME["cpu"]
@@ -213,17 +227,23 @@ def _initialise(
     if kind.name != "cpu":
         kind.set_device(device)
     url = init_kwargs.pop("init_method", None) or "env://"
+    if kind.name == "cuda":  # nccl then knows from the start which GPU is whose
+        init_kwargs.setdefault("device_id", device)
     where = f"{topology.master_address}:{topology.master_port}" if url == "env://" else url
     try:
+        store = PrefixStore(f"accel/init/{_generation}", _meet(url, topology, timeout))
+        meeting.agree_on_size(store, topology.rank, topology.world_size, timeout)
         dist.init_process_group(
             backend=backend if kind.name == "cpu" else _mixed_backend(kind, backend),
             timeout=timeout,
             rank=topology.rank,
             world_size=topology.world_size,
-            store=PrefixStore(f"accel/init/{_generation}", _meet(url, topology, timeout)),
+            store=store,
             **init_kwargs,
         )
     except (RuntimeError, ValueError) as error:  # torch's network and time-out errors are RuntimeErrors
+        if isinstance(error, ProcessGroupError):
+            raise
         raise ProcessGroupError(
             f"rank {topology.rank} of {topology.world_size} could not join the others at {where}: {error}. Check that "
             "rank 0 runs, that the port is free there and can be reached, and that all ranks were given one world size"
@@ -245,7 +265,32 @@ def _open_channel(kind: DeviceKind, backend: str | None, timeout: timedelta) -> 
     world = dist.group.WORLD
     assert world is not None
     store = PrefixStore(f"accel/{_generation}", world.get_group_store())
-    return Channel(group, store, dist.get_rank(), dist.get_world_size(), timeout)
+    channel = Channel(group, store, dist.get_rank(), dist.get_world_size(), timeout)
+    post_whereabouts(store, channel.rank)
+    _tell_others_before_dying()
+    return channel
+
+
+@functools.cache
+def _tell_others_before_dying() -> None:
+    """Let a rank that ends by an exception say so to those that wait for it, in our collectives or in torch's."""
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        report_failure(error)
+        before(kind, error, trace)
+
+    sys.excepthook = hook
+
+
+def report_failure(error: BaseException) -> None:
+    """Tell the other ranks, through the store, why this one is about to end. Called when an exception ends it.
+
+    Args:
+        error: what ends it.
+    """
+    if _job is not None and _job.channel is not None and not _job.channel.is_copy:
+        _job.channel.post_failure(error)
 
 
 def _adopted_topology(topology: Topology, channel: Channel) -> Topology:

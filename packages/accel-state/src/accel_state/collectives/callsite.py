@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from itertools import islice
 from types import FrameType
 
 _OURS = frozenset(
@@ -20,12 +22,22 @@ _OURS = frozenset(
 )
 
 
+_CHAIN = 4  # frames: enough to see which of several callers of a helper it was
+
+
 def call_site() -> str:
     """`file:line` of the innermost frame that is not accel's own."""
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  (inspect.stack would cost a millisecond)
+    return next(_user_frames(sys._getframe(1)), "<unknown>")  # noqa: SLF001  (inspect.stack would cost a millisecond)
+
+
+def call_chain() -> str:
+    """As `call_site`, followed by its callers: `a.py:3, from b.py:5`."""
+    return ", from ".join(islice(_user_frames(sys._getframe(1)), _CHAIN)) or "<unknown>"  # noqa: SLF001
+
+
+def _user_frames(frame: FrameType | None) -> Iterator[str]:
     while frame is not None:
         module = frame.f_globals.get("__name__") or ""
         if module.partition(".")[0] not in _OURS:
-            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            yield f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
-    return "<unknown>"

@@ -30,6 +30,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]  # public, though not listed
 
+from accel_state.collectives import absence
 from accel_state.collectives.callsite import call_site
 from accel_state.collectives.packing import ALIGNMENT, as_message, padded_bytes, padding, write
 from accel_state.errors import CollectiveMismatchError, ProcessGroupError
@@ -38,7 +39,6 @@ _HEADER = struct.Struct("<Q16sQQQ")
 _BODY_AT = _HEADER.size
 _SHOWN = 300  # characters of a text that are shown in full
 _SLICE = timedelta(seconds=1)  # a wait in slices lets Ctrl-C through
-_GRACE_S = 3.0  # after a time-out, how long to wait for others to say that they came
 
 
 class Call:
@@ -65,6 +65,33 @@ class Call:
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
+
+
+class GoingFirst(NamedTuple):
+    """A block that this rank runs while the others wait outside.
+
+    name: of what made it, as `main_process_first`.
+    site: where it was entered.
+    depth: 1, and one more for each such block around it.
+    thread: that runs it.
+    """
+
+    name: str
+    site: str
+    depth: int
+    thread: int
+
+    def refuse(self, operation: str, rank: int) -> None:
+        """Raise for a collective inside the block, for which the others could never come.
+
+        Raises:
+            ProcessGroupError: in the thread that runs the block.
+        """
+        if threading.get_ident() == self.thread:
+            raise ProcessGroupError(
+                f"rank {rank} called {operation} at {call_site()} inside {self.name}, entered at {self.site}: the "
+                "other ranks wait outside until the block is done, and cannot come. Call it after the block"
+            )
 
 
 class Replies(NamedTuple):
@@ -115,6 +142,7 @@ class Channel:
         self._wait_slice = min(_SLICE, timeout)
         self._number = 0
         self._turns: dict[str, int] = {}
+        self.going_first: GoingFirst | None = None
         self._broken: str | None = None
         self._sent = bytearray(self._slot_bytes)
         self._received = bytearray(self._slot_bytes * world_size)
@@ -147,7 +175,8 @@ class Channel:
             the call, which holds the channel: use it as `with channel.begin(text) as call`. Other threads wait.
 
         Raises:
-            ProcessGroupError: the group is unusable since an earlier time-out, or this is a forked process.
+            ProcessGroupError: the group is unusable since an earlier time-out, this is a forked process, or the others
+                wait for this rank elsewhere.
         """
         if self._broken is not None:
             raise ProcessGroupError(
@@ -159,6 +188,8 @@ class Channel:
                 f"{text.partition(' ')[0]} was called in a forked process (say, a data loader's worker): only the "
                 "process that made the group can talk to the other ranks"
             )
+        if self.going_first is not None:
+            self.going_first.refuse(text, self.rank)
         self._lock.acquire()
         self._number += 1
         return Call(text, self._lock)
@@ -294,7 +325,7 @@ class Channel:
 
     def _raise_mismatch(self, call: Call) -> NoReturn:
         said = self._swap_texts(call)
-        lines = "\n".join(f"  {_ranks(ranks)}: {text}" for text, ranks in _grouped(said).items())
+        lines = "\n".join(f"  {absence.ranks_text(ranks)}: {text}" for text, ranks in _grouped(said).items())
         raise CollectiveMismatchError(
             f"the ranks did not make the same call (collective number {self._number}):\n{lines}\n"
             "Every rank has to make the same collective calls in the same order, with data of one layout"
@@ -310,32 +341,21 @@ class Channel:
         return [f"{text}  at {site}" for text, site in zip(_shortened(texts), sites, strict=True)]
 
     def _raise_absent(self, call: Call, error: RuntimeError) -> NoReturn:
-        """Find out through the store who came, and say who did not."""
         self._broken = f"{call.text} at {call.site} did not end"
-        try:
-            came = self._roll_call(call)
-        except RuntimeError as lost:
-            raise CollectiveMismatchError(
-                f"rank {self.rank} waited in {call.text} at {call.site}, and the store of the job (on rank 0, or with "
-                f"the launcher) is gone: {lost}"
-            ) from error
-        absent = [rank for rank in range(self.world_size) if rank not in came]
-        limit_s = self.timeout.total_seconds()
-        who = f"{_ranks(absent)} never came" if absent else f"all ranks came, but it did not end within {limit_s:g} s"
-        raise CollectiveMismatchError(
-            f"collective number {self._number}, {call.text} at {call.site}: {who}. "
-            f"{_ranks(sorted(came))} waited (time-out {limit_s:g} s). A rank that is missing has ended, hangs, or took "
-            f"another branch. What gloo said: {error}"
-        ) from error
+        absence.raise_absent(
+            self.store,
+            self.rank,
+            self.world_size,
+            number=self._number,
+            text=call.text,
+            limit_s=self.timeout.total_seconds(),
+            error=error,
+        )
 
-    def _roll_call(self, call: Call) -> set[int]:
-        prefix = f"late/{self._number}"
-        self.store.set(f"{prefix}/{self.rank}", f"{call.text} at {call.site}")
-        keys = [f"{prefix}/{rank}" for rank in range(self.world_size)]
-        deadline = time.monotonic() + _GRACE_S
-        while not self.store.check(keys) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        return {rank for rank, key in enumerate(keys) if self.store.check([key])}
+    def post_failure(self, error: BaseException) -> None:
+        """Tell ranks that wait for this one why it is about to end."""
+        with suppress(RuntimeError):  # the store is gone: nobody is left to be told
+            absence.post_failure(self.store, self.rank, error)
 
     def goodbye(self) -> Callable[[float], None]:
         """What to call with a limit in seconds when this process ends, after its groups are gone.
@@ -389,8 +409,3 @@ def _grouped(said: Sequence[str]) -> dict[str, list[int]]:
     for rank, text in enumerate(said):
         groups.setdefault(text, []).append(rank)
     return groups
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:16])) + (", ..." if len(ranks) > 16 else "")
-    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"

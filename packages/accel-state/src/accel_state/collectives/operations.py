@@ -52,6 +52,15 @@ def wait_for_everyone() -> None:
             channel.exchange(call)
 
 
+def any_rank(is_so: bool) -> bool:
+    """Whether it is so on at least one rank. One exchange of slots on the CPU; does not wait for devices."""
+    channel = _channel()
+    if channel is None:
+        return is_so
+    with channel.begin("any_rank") as call:
+        return b"\1" in channel.exchange(call, bytes([is_so])).heads
+
+
 # ---------------------------------------------------------------- gather
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import cloudpickle
 
+from accel_state.process_group import report_failure
+
 
 def run(folder: Path, rank: int) -> int:
     """Run the pickled function; returns the exit code.
@@ -25,6 +27,7 @@ def run(folder: Path, rank: int) -> int:
         code = 0
     except BaseException as error:  # noqa: BLE001  (also SystemExit: it goes to the test process as it is)
         text = "".join(traceback.format_exception(error))
+        report_failure(error)
         outcome = pickle.dumps((False, text))
         code = 1
     (folder / f"result-{rank}.part").write_bytes(outcome)
