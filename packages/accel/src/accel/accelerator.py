@@ -125,7 +125,7 @@ class Accelerator:
         self._schedulers = self.registry.schedulers
         self._dataloaders = self.registry.dataloaders
         self._custom_objects = self.registry.custom_objects
-        self._trigger = False
+        self._trigger = accel_state.Trigger()
 
     # ------------------------------------------------------------ who and where
 
@@ -322,12 +322,11 @@ class Accelerator:
 
     def set_trigger(self) -> None:
         """Make the next `check_trigger` true on every rank."""
-        self._trigger = True
+        self._trigger.set()
 
     def check_trigger(self) -> bool:
-        """Whether any rank called `set_trigger` since the last check. Every rank calls it; costs one small gather."""
-        mine, self._trigger = self._trigger, False
-        return any(accel_state.gather_object([mine]))
+        """Whether any rank called `set_trigger` since the last check. Every rank calls it; one exchange on the CPU."""
+        return self._trigger.check()
 
     # ------------------------------------------------------------ preparing
 
