@@ -125,7 +125,7 @@ class KnownFeed:
         while first < full:
             steps = torch.arange(first, min(first + block, full)).unsqueeze(1)
             yield from order.at(steps * part.round_size + (self._start + part.begin(0)) + within).tolist()
-            first, block = first + block, min(2 * block, max(1, _BLOCK_ITEMS // part.batch_size))
+            first, block = first + block, min(8 * block, max(1, _BLOCK_ITEMS // part.batch_size))
 
     def _full_rounds_of_tensor(self, order: Tensor, full: int) -> Iterator[list[int]]:
         part = self._partition
