@@ -2,16 +2,18 @@
 
 import email
 import os
+import tomllib
 import zipfile
 from email.message import Message
 from pathlib import Path
 
 import pytest
-from devtool import version
+from devtool import environment, version
 from devtool.paths import ROOT, DevError, import_name, packages, pyproject
 from hatchling.build import build_wheel
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 
 def siblings_of(requirements: list[str]) -> dict[str, SpecifierSet]:
@@ -85,3 +87,16 @@ def test_a_version_of_another_form_is_refused_before_anything_is_written(bad: st
     with pytest.raises(DevError, match=r"of the form X\.Y\.Z"):
         version.write(bad)
     assert (ROOT / "pyproject.toml").read_text() == before
+
+
+def test_the_matrix_claims_what_the_packages_ask_for_and_set_up_installs() -> None:
+    combinations = tomllib.loads((ROOT / ".ci" / "matrix.toml").read_text())["combination"]
+    oldest = min(combinations, key=lambda row: Version(row["torch"]))
+    assert [row["torch"] for row in combinations if row["runs"]] == [environment.TORCH_VERSION]
+    for package in packages():
+        project = pyproject(package)["project"]
+        assert project["requires-python"] == f">={min(row['python'] for row in combinations)}"
+        asked = [Requirement(text) for text in project["dependencies"]]
+        for torch in (found for found in asked if found.name == "torch"):
+            assert all(Version(row["torch"]) in torch.specifier for row in combinations)
+            assert str(torch.specifier) == f">={oldest['torch'].removesuffix('.0')}"
