@@ -7,6 +7,7 @@ from accel_state.lazy import lazy_exports
 if TYPE_CHECKING:
     from .adapter import DataLoaderAdapter as DataLoaderAdapter
     from .config import DataLoaderConfiguration as DataLoaderConfiguration
+    from .digest import SampleDigest as SampleDigest
     from .dispatch import DataLoaderDispatcher as DataLoaderDispatcher
     from .loader import DataLoaderShard as DataLoaderShard
     from .mailbox import DataLoaderStateMixin as DataLoaderStateMixin
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from .order_shard import OrderShard as OrderShard
     from .permutation import PermutationSampler as PermutationSampler
     from .permutation import SampleOrder as SampleOrder
+    from .prefetch import DevicePrefetcher as DevicePrefetcher
     from .prepare import prepare_data_loader as prepare_data_loader
     from .samplers import SeedableRandomSampler as SeedableRandomSampler
     from .samplers import SkipBatchSampler as SkipBatchSampler
@@ -31,6 +33,8 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "prepare": ["prepare_data_loader"],
         "loader": ["DataLoaderShard"],
         "adapter": ["DataLoaderAdapter"],
+        "digest": ["SampleDigest"],
+        "prefetch": ["DevicePrefetcher"],
         "dispatch": ["DataLoaderDispatcher"],
         "mailbox": ["DataLoaderStateMixin"],
         "skip": ["skip_first_batches", "SkipDataLoader"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,15 +12,17 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from accel_state.errors import DataLoaderError
 
+from .digest import SampleDigest, digest_of
 from .epochs import tell_epoch
-from .feeds import Feed, Ragged, Tail
+from .feeds import Feed, KnownFeed, Ragged, Tail
 from .mailbox import DataLoaderStateMixin
 from .permutation import PermutationSampler
 from .position import Cursor, Fingerprint, OrderKind, Pass, Position, position_of, state_of
 from .randomness import drawn_generator, synchronize, worker_seed
 from .samplers import SeedableRandomSampler, innermost_sampler, set_innermost_sampler
+from .seeded import SeededIndices, SeededReads, epoch_seed
 from .shard import BatchSamplerShard, ItemShard
-from .source_part import SourceFeed, SourcePart
+from .source_part import SourcePart
 from .sources import ShardedStream, TaggedCollate
 from .stream import StreamPart
 
@@ -56,6 +58,8 @@ class DataLoaderAdapter(DataLoaderStateMixin, DataLoader):
             )
         self.use_stateful_dataloader = use_stateful_dataloader
         self.skip_batches = 0
+        self.seed_per_sample = False
+        self._epoch_seed: int | None = None
         self.ranks_met = False  # set by whoever ran a backward that waits for all ranks in this pass
         self.joins_uneven_inputs = False  # whether ranks without data shadow the others, so that none waits forever
         self.rng_types: list[Any] = ["generator"]
@@ -81,8 +85,7 @@ class DataLoaderAdapter(DataLoaderStateMixin, DataLoader):
         """
         current = self._begin()
         feed = self._open(current.origin)
-        if isinstance(feed, SourceFeed):
-            current.shards = lambda: feed.positions
+        current.feed = feed
         batches = self._batches(feed)
         self._tail, self.ranks_met = None, False
         self.begin()
@@ -100,7 +103,14 @@ class DataLoaderAdapter(DataLoaderStateMixin, DataLoader):
             if feed.ragged is not None:
                 self._check_end(feed.ragged, current.served)
             self._finish(current)
+        except DataLoaderError:
+            raise
+        except Exception as error:
+            _name_samples(error, feed, current.served)
+            raise
         finally:
+            if self._cursor.current is not current:
+                self._count(current)
             self.end()
 
     def _check_end(self, ragged: Ragged, served: int) -> None:
@@ -120,25 +130,29 @@ class DataLoaderAdapter(DataLoaderStateMixin, DataLoader):
 
     def _batches(self, feed: Feed) -> Iterator[Any]:
         """What the user gets in a pass, where it belongs."""
-        batches = feed.serve(self._torch_iterator(feed))
-        move = self._placement()
-        return batches if move is None else map(move, batches)
+        return self._placed(feed.serve(self._torch_iterator(feed)))
 
-    def _placement(self) -> Callable[[Any], Any] | None:
-        """What moves a batch to where it belongs; None leaves it."""
-        return None
+    def _placed(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Batches where they belong."""
+        return batches
 
     def _torch_iterator(self, feed: Feed) -> Iterator[Any]:
         """Torch's own iterator, reading indices from `feed`."""
+        attributes, dataset = vars(self), self.dataset
         self._shard.armed = feed
+        if self._epoch_seed is not None:
+            self._shard.armed = SeededIndices(feed, self._epoch_seed)
+            attributes["dataset"] = SeededReads(dataset)
         try:
             return super().__iter__()
         finally:
             self._shard.armed = None
+            attributes["dataset"] = dataset
 
     def _begin(self) -> Pass:
         """Open a pass at the saved position or at the next epoch's start, with the generator where it has to be."""
         cursor, generator = self._cursor, self.synchronized_generator
+        self._count(cursor.current)
         position = self._starting_point()
         cursor.epoch = position.epoch
         self._tell_epoch(position.epoch)
@@ -149,6 +163,10 @@ class DataLoaderAdapter(DataLoaderStateMixin, DataLoader):
         basis = state if source is None or source is generator else source.get_state()
         seed = worker_seed(basis, position.epoch, position.consumed, self._shard.process_index)
         self.generator.manual_seed(seed)
+        if self.seed_per_sample:
+            self._epoch_seed = epoch_seed(
+                state, torch.initial_seed() if self._seed is None else self._seed, position.epoch
+            )
         cursor.current = Pass(
             origin=replace(position, generator_state=state),
             units_per_step=self._units_per_step,
@@ -246,6 +264,7 @@ class DataLoaderAdapter(DataLoaderStateMixin, DataLoader):
         if isinstance(sampler, _SEEDED):
             sampler.initial_seed = int(state_dict["seed"])
         cursor = self._cursor
+        self._count(cursor.current)
         cursor.resume, cursor.current, cursor.epoch = position, None, position.epoch
 
     def adjust_state_dict_for_prefetch(self) -> None:
@@ -305,6 +324,35 @@ class DataLoaderAdapter(DataLoaderStateMixin, DataLoader):
         sampler = innermost_sampler(self._shard)
         if isinstance(sampler, SeedableRandomSampler):
             sampler.reseed()
+
+    def fingerprint(self) -> SampleDigest:
+        """A digest of the samples that this rank has received from this loader: which, and at which places.
+
+        Digests of all ranks, and of the runs before and after a resume, add up to that of the run that was never
+        interrupted: `sum(digests, SampleDigest())`. Nothing is computed per batch; a call costs about 20 ns per sample
+        of the current pass, the end of a pass as much.
+
+        Raises:
+            DataLoaderError: the order is only known by reading it (a foreign sampler, an iterable data set).
+        """
+        current = self._cursor.current
+        if current is None or current.is_counted:
+            return self._cursor.digest
+        return self._cursor.digest + self._digest_of(current)
+
+    def _digest_of(self, current: Pass) -> SampleDigest:
+        if not isinstance(current.feed, KnownFeed):
+            raise DataLoaderError(
+                "A fingerprint needs an order that is known without reading it: one of torch's samplers, or a "
+                "PermutationSampler, over a map-style data set."
+            )
+        return digest_of(current.origin.epoch, *current.feed.samples(0, current.served))
+
+    def _count(self, current: Pass | None) -> None:
+        """Count the samples of a pass that is over or was left, once."""
+        if current is not None and not current.is_counted and isinstance(current.feed, KnownFeed):
+            self._cursor.digest += self._digest_of(current)
+            current.is_counted = True
 
     # ---- the sampler
 
@@ -387,3 +435,11 @@ def _source_part(loader: DataLoader, stream: ShardedStream) -> SourcePart:
     return SourcePart(
         stream, loader.batch_size, repeats=stream.repeats and not loader.drop_last, has_workers=loader.num_workers > 0
     )
+
+
+def _name_samples(error: Exception, feed: Feed, step: int) -> None:
+    """Say in a note which samples were being read when a data set failed."""
+    said = f"accel-data: this happened while reading batch {step} of the pass"
+    if isinstance(feed, KnownFeed):
+        said += f", samples {feed.samples(step, step + 1)[1].tolist()}"
+    error.add_note(said)

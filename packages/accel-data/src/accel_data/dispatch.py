@@ -124,8 +124,7 @@ class DataLoaderDispatcher(DataLoaderShard):
             self._wire = Wire.between_all_ranks()
         self._pass_number += 1
         batches = self._read_and_send(feed) if self.rank == READER else self._receive(feed)
-        move = self._placement()
-        return batches if move is None else map(move, batches)
+        return self._placed(batches)
 
     def _receive(self, feed: _Rounds) -> Iterator[Any]:
         assert self._wire is not None  # only rank 0 can be alone

@@ -111,6 +111,17 @@ class KnownFeed:
         """`batches`: the end is known by arithmetic."""
         return batches
 
+    def samples(self, first: int, last: int) -> tuple[Tensor, Tensor]:
+        """Places in the order and indices of this rank's samples of the steps `first` to `last`, without padding."""
+        part = self._partition
+        begins = torch.arange(first, last).unsqueeze(1) * part.round_size + (self._start + part.begin(0))
+        places = (begins + torch.arange(part.batch_size)).flatten()
+        places = places[places < len(self._order)]
+        order = self._order
+        if isinstance(order, SampleOrder):
+            return places, order.at(places)
+        return places, places if isinstance(order, range) else order[places]
+
     def _full_rounds_of_range(self, full: int) -> Iterator[list[int]]:
         part = self._partition
         size, stride = part.batch_size, part.round_size

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any, Self
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from accel_state.errors import DataLoaderError
 
 from .adapter import DataLoaderAdapter
-from .placement import placement
 from .position import Cursor
+from .prefetch import moved
 from .samplers import innermost_sampler
 
 
@@ -36,6 +36,7 @@ class DataLoaderShard(DataLoaderAdapter):
         iteration: the epoch to begin with.
         gradient_state: where gradient accumulation looks for the loader being read.
         base_dataloader: the loader that this one was made from; itself by default.
+        seed_per_sample: seed python, numpy and torch for each sample from (epoch, index).
         num_readers: ranks that have to agree on the order, where more than one gets the same part.
         **kwargs: those of `torch.utils.data.DataLoader`. A `batch_sampler` that is no `BatchSamplerShard` is taken as
             this rank's part already.
@@ -59,9 +60,12 @@ class DataLoaderShard(DataLoaderAdapter):
         *,
         gradient_state: Any = None,
         base_dataloader: DataLoader | None = None,
+        seed_per_sample: bool = False,
         num_readers: int | None = None,
         **kwargs: Any,
     ) -> None:
+        if seed_per_sample and isinstance(dataset, IterableDataset):
+            raise DataLoaderError("seed_per_sample=True needs a map-style data set: samples of a stream have no index.")
         if torch_device_mesh is not None:
             raise DataLoaderError("A loader does not read a mesh: pass it to prepare_data_loader instead.")
         super().__init__(dataset, use_stateful_dataloader, **kwargs)
@@ -72,12 +76,13 @@ class DataLoaderShard(DataLoaderAdapter):
         self.non_blocking = _non_blocking
         self.rng_types = ["generator"] if rng_types is None else list(rng_types)
         self.skip_batches = skip_batches
+        self.seed_per_sample = seed_per_sample
         self.gradient_state = gradient_state
         if self.synchronized_generator is None and synchronized_generator is not None:
             self.synchronized_generator = self._worker_source = synchronized_generator
 
-    def _placement(self) -> Callable[[Any], Any] | None:
-        return placement(self.device, self.non_blocking)
+    def _placed(self, batches: Iterator[Any]) -> Iterator[Any]:
+        return moved(batches, self.device, non_blocking=self.non_blocking)
 
     @property
     def _num_readers(self) -> int:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from torch import Tensor
 
 from accel_state.errors import DataStateError
+
+from .digest import SampleDigest
 
 STATE_VERSION = 1
 
@@ -42,7 +44,8 @@ class Pass:
     units_per_step: int
     num_units: int | None
     served: int = 0
-    shards: Callable[[], tuple[int, ...]] | None = None
+    feed: Any = None  # what is being read
+    is_counted: bool = False  # whether its samples are in the cursor's digest
 
     @property
     def position(self) -> Position:
@@ -50,7 +53,7 @@ class Pass:
         consumed = self.origin.consumed + self.served * self.units_per_step
         if self.num_units is not None:
             consumed = min(consumed, max(self.num_units, self.origin.consumed))
-        shards = None if self.shards is None else self.shards()
+        shards = getattr(self.feed, "positions", None)  # of a data set in shards
         return replace(self.origin, consumed=consumed, shards=shards)
 
 
@@ -61,6 +64,7 @@ class Cursor:
     epoch: int = 0
     resume: Position | None = None  # loaded, to be continued by the next iteration
     current: Pass | None = field(default=None, repr=False)  # the pass opened last, until it is finished
+    digest: SampleDigest = field(default_factory=SampleDigest)  # of passes that are over
 
 
 @dataclass(frozen=True, kw_only=True)

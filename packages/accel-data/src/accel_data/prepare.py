@@ -55,6 +55,7 @@ def prepare_data_loader(
     *,
     gradient_state: Any = None,
     already_sharded: bool = False,
+    seed_per_sample: bool = False,
 ) -> DataLoaderShard:
     """A loader that yields this rank's part of `dataloader`, whose settings it keeps and which it leaves untouched.
 
@@ -84,6 +85,8 @@ def prepare_data_loader(
         torch_device_mesh: ranks that differ along tp, cp, sp or pp only get the same batches, each reading them (or
             sent them, if batches are dispatched); number and index of parts come from its data axes.
         gradient_state: the mailbox through which gradient accumulation sees the end of an epoch.
+        seed_per_sample: seed python, numpy and torch for each sample from (epoch, index), so that random transforms
+            resume bit for bit, whichever process reads them. About 20 µs per sample.
         already_sharded: the loader yields this rank's part already: it is placed, counted and resumed, not cut.
 
     Raises:
@@ -102,6 +105,7 @@ def prepare_data_loader(
         "_non_blocking": non_blocking,
         "gradient_state": gradient_state,
         "base_dataloader": dataloader,
+        "seed_per_sample": seed_per_sample,
         **loader_settings(dataloader),
     }
     source = None if dispatch_batches or split_batches or is_cut else _sharded_stream(dataloader, place, even_batches)

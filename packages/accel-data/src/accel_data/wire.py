@@ -6,6 +6,7 @@ message is as long as what it carries, and a view never drags its whole storage 
 
 from __future__ import annotations
 
+import ctypes
 import io
 import pickle
 from collections.abc import Callable
@@ -157,7 +158,7 @@ def encode(batch: Any) -> Tensor:
 def decode(message: Tensor) -> Any:
     """The batch that was encoded; its tensors are views of `message`."""
     length = int.from_bytes(bytes(message[:8].tolist()), "little")
-    text = io.BytesIO(message[8 : 8 + length].numpy().tobytes())
+    text = io.BytesIO(ctypes.string_at(message.data_ptr() + 8, length))
     return _TensorsBack(text, message, 8 + length).load()
 
 
