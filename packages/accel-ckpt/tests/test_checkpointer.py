@@ -184,7 +184,7 @@ class Gate:
     """An object whose tensors cannot be written before the gate opens: it stands in for a slow disk."""
 
     def __init__(self, monkeypatch) -> None:
-        import accel_ckpt.save as module
+        import accel_ckpt.saving as module
 
         self.open, self.reached = threading.Event(), threading.Event()
         original = module.write_snapshot
@@ -234,7 +234,7 @@ def test_one_background_save_at_a_time(tmp_path):
 
 
 def test_a_background_failure_comes_out_at_wait_or_the_next_save(tmp_path, monkeypatch, caplog):
-    import accel_ckpt.save as module
+    import accel_ckpt.saving as module
 
     def full(*args):
         raise OSError(28, "No space left on device")
@@ -266,7 +266,7 @@ def test_two_background_saves_to_one_place_are_refused(tmp_path, monkeypatch):
 def test_the_process_does_not_exit_before_the_commit(tmp_path):
     code = f"""
 import time
-import accel_ckpt.save as module
+import accel_ckpt.saving as module
 from accel_ckpt import Checkpointer
 original = module.write_snapshot
 module.write_snapshot = lambda *args: time.sleep(0.5) or original(*args)

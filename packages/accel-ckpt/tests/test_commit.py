@@ -113,7 +113,7 @@ def test_a_replacement_that_died_can_be_removed(tmp_path):
 
 
 def test_a_reader_that_meets_a_replacement_reads_the_new_set(tmp_path, monkeypatch):
-    import accel_ckpt.load as module
+    import accel_ckpt.loading as module
 
     target = tmp_path / "c"
     save_checkpoint(target, {"net": filled(1)})
@@ -132,7 +132,7 @@ def test_a_reader_that_meets_a_replacement_reads_the_new_set(tmp_path, monkeypat
 
 def test_a_reader_whose_files_move_reads_on(tmp_path, monkeypatch):
     """Each file of a replacement moves into place just before the reader opens it."""
-    import accel_ckpt.load as module
+    import accel_ckpt.loading as module
 
     target = tmp_path / "c"
     target.mkdir()

@@ -176,7 +176,7 @@ def test_a_failure_on_any_rank_is_raised_on_all_and_names_it(tmp_path, ranks):
 
 def save_elsewhere(directory):
     """Rank 1 sees another file system, in effect: its files do not arrive where rank 0 looks."""
-    import accel_ckpt.save as module
+    import accel_ckpt.saving as module
 
     rank = PartialState(cpu=True).process_index
     original = module.write_snapshot

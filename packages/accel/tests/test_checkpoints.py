@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+import accel_ckpt
 from accel import Accelerator, ProjectConfiguration, set_seed
 from accel_state import AcceleratorState
 from accel_state.errors import CheckpointError, CheckpointNotFoundError, SettingError
@@ -170,3 +171,16 @@ def test_replicated_state_loads_on_any_world_size(tmp_path, ranks, saved_on, loa
         assert [draw for _, draw in saved] == [draw for _, draw in loaded]
     elif loaded_on == 2:
         assert loaded[0][1] != loaded[1][1], "a rank without saved generators gets a seed of its own"
+
+
+def test_weights_and_objects_are_written_for_other_readers(tmp_path):
+    run = Run(tmp_path)
+    run.accelerator.save_model(run.model, tmp_path / "m", max_shard_size=100)
+    assert (tmp_path / "m" / "model.safetensors.index.json").is_file()
+    got: dict[str, torch.Tensor] = {}
+    accel_ckpt.read_weights(tmp_path / "m", got.__setitem__)
+    assert got.keys() == run.accelerator.unwrap_model(run.model).state_dict().keys()
+    run.accelerator.save([1, 2], tmp_path / "list.pt")
+    assert accel_ckpt.load(tmp_path / "list.pt") == [1, 2]
+    run.accelerator.save(got, tmp_path / "dict.safetensors", safe_serialization=True)
+    assert accel_ckpt.load_state_dict(tmp_path / "dict.safetensors").keys() == got.keys()

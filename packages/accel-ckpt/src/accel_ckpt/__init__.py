@@ -10,9 +10,11 @@ if TYPE_CHECKING:
     from .codec import Codec as Codec
     from .codec import dataclass_codec as dataclass_codec
     from .commit import remove_checkpoint as remove_checkpoint
-    from .load import LoadedCheckpoint as LoadedCheckpoint
-    from .load import load_checkpoint as load_checkpoint
-    from .load import verify_checkpoint as verify_checkpoint
+    from .export import save as save
+    from .export import save_model as save_model
+    from .loading import LoadedCheckpoint as LoadedCheckpoint
+    from .loading import load_checkpoint as load_checkpoint
+    from .loading import verify_checkpoint as verify_checkpoint
     from .manifest import Manifest as Manifest
     from .names import MODEL_NAME as MODEL_NAME
     from .names import OPTIMIZER_NAME as OPTIMIZER_NAME
@@ -33,21 +35,36 @@ if TYPE_CHECKING:
     from .retention import best as best
     from .retention import every as every
     from .retention import latest as latest
-    from .save import SaveHandle as SaveHandle
-    from .save import save_checkpoint as save_checkpoint
-    from .save import save_in_background as save_in_background
+    from .saving import SaveHandle as SaveHandle
+    from .saving import save_checkpoint as save_checkpoint
+    from .saving import save_in_background as save_in_background
     from .snapshot import CopyBuffers as CopyBuffers
+    from .weights import clean_state_dict_for_safetensors as clean_state_dict_for_safetensors
+    from .weights import load as load
+    from .weights import load_custom_state as load_custom_state
+    from .weights import load_state_dict as load_state_dict
+    from .weights import read_weights as read_weights
+    from .weights import save_custom_state as save_custom_state
 
 __getattr__, __dir__, __all__ = lazy_exports(
     __name__,
     {
         "checkpointer": ["Checkpointer", "list_checkpoints"],
         "retention": ["CheckpointInfo", "Keep", "best", "every", "latest"],
-        "save": ["SaveHandle", "save_checkpoint", "save_in_background"],
+        "saving": ["SaveHandle", "save_checkpoint", "save_in_background"],
         "snapshot": ["CopyBuffers"],
-        "load": ["LoadedCheckpoint", "load_checkpoint", "verify_checkpoint"],
+        "loading": ["LoadedCheckpoint", "load_checkpoint", "verify_checkpoint"],
         "manifest": ["Manifest"],
         "commit": ["remove_checkpoint"],
+        "export": ["save", "save_model"],
+        "weights": [
+            "clean_state_dict_for_safetensors",
+            "load",
+            "load_custom_state",
+            "load_state_dict",
+            "read_weights",
+            "save_custom_state",
+        ],
         "codec": ["Codec", "dataclass_codec"],
         "project": ["ProjectConfiguration"],
         "names": [

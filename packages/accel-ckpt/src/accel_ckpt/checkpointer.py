@@ -13,11 +13,11 @@ from accel_state.errors import CheckpointCorruptError, CheckpointError, Checkpoi
 
 from .codec import Codec
 from .commit import real_directory, remove_checkpoint
-from .load import load_checkpoint
+from .loading import load_checkpoint
 from .manifest import manifest_path, read_manifest
 from .ranks import current_world, from_main
 from .retention import CheckpointInfo, Keep
-from .save import BeforeWrite, SaveHandle, save_checkpoint, save_in_background
+from .saving import BeforeWrite, SaveHandle, save_checkpoint, save_in_background
 from .snapshot import CopyBuffers
 
 

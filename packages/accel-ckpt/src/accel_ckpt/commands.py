@@ -51,7 +51,7 @@ def _list(arguments: argparse.Namespace) -> int:
 
 def _inspect(arguments: argparse.Namespace) -> int:
     from .commit import real_directory
-    from .load import require_checkpoint
+    from .loading import require_checkpoint
     from .manifest import read_manifest
 
     manifest = read_manifest(require_checkpoint(real_directory(arguments.directory)))
@@ -72,7 +72,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
 def _verify(arguments: argparse.Namespace) -> int:
     from accel_state.errors import CheckpointError
 
-    from .load import verify_checkpoint
+    from .loading import verify_checkpoint
 
     try:
         manifest = verify_checkpoint(arguments.directory)

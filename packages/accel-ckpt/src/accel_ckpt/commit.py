@@ -71,11 +71,23 @@ def open_staging(target: Path) -> Staging:
             raise CheckpointError(
                 f"{describe_owner(other)} is saving to {target} right now. Give each run its own directory, or wait."
             )
+    path, owned = _make_staging(home, prefix)
+    return Staging(target=target, path=path, replaces=replaces, claim=owned)
+
+
+def stage_beside(target: Path) -> Staging:
+    """Begin to write one file, which may be there; others may write it at the same time, and the last one wins."""
+    remove_leftovers(target.parent)
+    path, owned = _make_staging(target.parent, f".{target.name}{STAGING_MARK}")
+    return Staging(target=target, path=path, replaces=True, claim=owned)
+
+
+def _make_staging(home: Path, prefix: str) -> tuple[Path, Claim]:
     while True:
         path = home / f"{prefix}{secrets.token_hex(8)}"
         os.mkdir(path)  # noqa: PTH102 - one system call
         with contextlib.suppress(FileNotFoundError):  # taken for an empty leftover: make another
-            return Staging(target=target, path=path, replaces=replaces, claim=claim(path))
+            return path, claim(path)
 
 
 def commit(staging: Staging, files: Collection[str]) -> None:

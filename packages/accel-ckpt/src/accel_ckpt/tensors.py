@@ -85,14 +85,14 @@ def same_memory_key(tensor: Tensor) -> tuple[Any, ...] | None:
     return tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> FileEntry:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> FileEntry:
     """Write a safetensors file in one pass, flushed to the disk.
 
     Device tensors are copied one at a time, so that the peak of host memory is the largest of them.
     """
     # Wide types first: each tensor then starts at a multiple of its item size, and readers can map it.
     order = sorted(tensors, key=lambda name: -tensors[name].element_size())
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     offset = 0
     for name in order:
         tensor = tensors[name]

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import accel_ckpt
 import accel_data
 import accel_parallel
 import accel_precision
@@ -543,6 +544,42 @@ class Accelerator:
             CheckpointCorruptError, CheckpointMismatchError: nothing was changed.
         """
         checkpoints.load_state(self, input_dir, strict, load_kwargs, load_model_func_kwargs)
+
+    def save_model(
+        self,
+        model: nn.Module,
+        save_directory: str | os.PathLike[str],
+        max_shard_size: int | str = "10GB",
+        safe_serialization: bool = True,
+    ) -> None:
+        """Write a model's weights for any reader, wholly or not at all. Every rank calls it.
+
+        Args:
+            model: prepared or bare.
+            max_shard_size: of the tensors in one file, in bytes or as "5MB"; a single larger weight has its own file.
+            safe_serialization: safetensors; False writes torch's format.
+
+        Raises:
+            CheckpointError: it could not be written; the weights that were there are intact.
+        """
+        accel_ckpt.save_model(
+            self.unwrap_model(model, keep_torch_compile=False),
+            save_directory,
+            max_shard_size,
+            safe_serialization,
+            save_on_each_node=self.project_configuration.save_on_each_node,
+        )
+
+    def save(self, obj: Any, f: str | os.PathLike[str], safe_serialization: bool = False) -> None:
+        """Write any object to a file, once, wholly or not at all. Every rank calls it.
+
+        Args:
+            safe_serialization: safetensors, of a dict of tensors; False writes torch's format.
+
+        Raises:
+            CheckpointError: it could not be written; a file that was there is intact.
+        """
+        accel_ckpt.save(obj, f, self.project_configuration.save_on_each_node, safe_serialization)
 
     def register_save_state_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
         """Call `hook(models, weights, output_dir)` at every `save_state`, on every rank, before it reads any state.

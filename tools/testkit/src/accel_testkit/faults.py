@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-CALLS = ("open", "write", "fsync", "rename", "replace", "mkdir", "rmdir", "unlink")
+CALLS = ("open", "write", "fsync", "rename", "replace", "link", "mkdir", "rmdir", "unlink")
 
 
 @dataclass
