@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from accel_state import InitProcessGroupKwargs, PartialState, wait_for_everyone
-from accel_state.errors import ProcessGroupError, SettingError
+from accel_state import DeviceKind, InitProcessGroupKwargs, PartialState, gather, wait_for_everyone
+from accel_state.errors import DeviceError, ProcessGroupError, SettingError
 from accel_state.testing.pool import _reserved_port
 
 Ranks = Callable[..., list[Any]]
@@ -129,10 +130,51 @@ def test_a_master_that_is_not_there(ranks: Ranks) -> None:
 def test_cpu_cannot_be_asked_for_once_another_device_is_in_use(
     fresh_state: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(DeviceKind, "is_available", lambda _kind: True)
     monkeypatch.setenv("ACCEL_TORCH_DEVICE", "mps")
     assert PartialState().device.type == "mps"
     with pytest.raises(SettingError, match="already runs on mps"):
         PartialState(cpu=True)
+
+
+@pytest.mark.parametrize(
+    ("device", "said"),
+    [
+        ("cuda:9", r"there are 2 cuda devices \(0 to 1\)"),
+        ("meta", "device type 'meta'"),
+        ("cuda:one", "'cuda:one' .* not a device: write it as cuda:0"),
+    ],
+)
+def test_a_device_that_does_not_exist(
+    fresh_state: None, monkeypatch: pytest.MonkeyPatch, device: str, said: str
+) -> None:
+    monkeypatch.setattr(DeviceKind, "is_available", lambda _kind: True)
+    monkeypatch.setattr(DeviceKind, "device_count", lambda _kind: 2)
+    monkeypatch.setenv("ACCEL_TORCH_DEVICE", device)
+    with pytest.raises(DeviceError, match=said):
+        PartialState()
+
+
+def test_a_kind_of_device_that_is_not_here(fresh_state: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCEL_TORCH_DEVICE", "mlu:0")
+    with pytest.raises(DeviceError, match="'mlu:0' was asked for, but no mlu device can be used here"):
+        PartialState()
+
+
+def test_collectives_work_again_after_the_group_was_destroyed(ranks: Ranks) -> None:
+    def body() -> Any:
+        state = PartialState(cpu=True)
+        wait_for_everyone()
+        state.destroy_process_group()
+        try:
+            state.process_index  # noqa: B018
+        except AttributeError as error:
+            said = str(error)
+        return said, gather(torch.tensor([PartialState(cpu=True).process_index])).tolist()
+
+    for said, gathered in ranks(body, 2):
+        assert "no attribute `process_index`: the state was reset" in said
+        assert gathered == [0, 1]
 
 
 # ---------------------------------------------------------------- how programs end

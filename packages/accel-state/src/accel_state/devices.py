@@ -145,7 +145,7 @@ def device_kind(device: torch.device | str) -> DeviceKind:
     Raises:
         DeviceError: a type that no row describes (as `meta`).
     """
-    name = torch.device(device).type
+    name = str(device).partition(":")[0]  # torch.device itself does not know kinds whose plugin is not there
     kind = BY_NAME.get(name)
     if kind is None:
         raise DeviceError(f"device type {name!r} is not one that training runs on: known are {', '.join(BY_NAME)}")
@@ -183,18 +183,24 @@ def choose_device(kind: DeviceKind, local_rank: int) -> torch.device:
     return torch.device(kind.name, local_rank)
 
 
-def check_exists(device: torch.device) -> DeviceKind:
-    """The row of a device that a user named.
+def find_device(named: str) -> tuple[DeviceKind, torch.device]:
+    """The device that a user named, and its row.
 
     Raises:
         DeviceError: there is no such device here.
     """
-    kind = device_kind(device)
+    kind = device_kind(named)
     if not kind.is_available():
-        raise DeviceError(f"device {str(device)!r} was asked for, but no {kind.name} device can be used here")
+        raise DeviceError(f"device {named!r} was asked for, but no {kind.name} device can be used here")
+    try:
+        device = torch.device(named)
+    except RuntimeError as error:
+        raise DeviceError(
+            f"device {named!r} was asked for, which is not a device: write it as {kind.name}:0"
+        ) from error
     count = kind.device_count()
     if kind is not CPU and device.index is not None and device.index >= count:
         raise DeviceError(
-            f"device {str(device)!r} was asked for, but there are {count} {kind.name} devices (0 to {count - 1})"
+            f"device {named!r} was asked for, but there are {count} {kind.name} devices (0 to {count - 1})"
         )
-    return kind
+    return kind, device

@@ -25,8 +25,9 @@ from torch.distributed.rendezvous import rendezvous
 from accel_state import meeting
 from accel_state.collectives.absence import post_whereabouts
 from accel_state.collectives.channel import Channel
-from accel_state.devices import BY_NAME, DeviceKind, check_exists, choose_device, detect_kind
+from accel_state.devices import BY_NAME, DeviceKind, choose_device, detect_kind, find_device
 from accel_state.enums import DistributedType
+from accel_state.environment import patch_environment
 from accel_state.errors import ProcessGroupError, SettingError
 from accel_state.kwargs import NCCL_TIMEOUT, OTHER_TIMEOUT
 from accel_state.settings import UNSET, setting
@@ -189,8 +190,7 @@ def _find_device(cpu: bool, topology: Topology) -> tuple[DeviceKind, torch.devic
     is_cpu = setting("cpu", True if cpu else UNSET)
     named = setting("torch_device")
     if named is not None and not is_cpu:
-        device = torch.device(named)
-        return check_exists(device), device
+        return find_device(named)
     kind = detect_kind(is_cpu)
     if kind.backend is None and topology.world_size > 1:  # ranks on mps have nothing to talk over
         kind = BY_NAME["cpu"]
@@ -254,7 +254,9 @@ def _meet(url: str, topology: Topology, timeout: timedelta) -> Store:
     """The store of the job. It outlives process groups: one made after another was destroyed finds it again, where a
     new one could still reach the old one's host, which is about to go."""
     if url not in _stores:
-        _stores[url], _, _ = next(rendezvous(url, topology.rank, topology.world_size, timeout=timeout))
+        place = {"MASTER_ADDR": topology.master_address, "MASTER_PORT": topology.master_port}
+        with patch_environment(**place):  # where torch looks; not every launcher sets it
+            _stores[url], _, _ = next(rendezvous(url, topology.rank, topology.world_size, timeout=timeout))
         _stores[url].set_timeout(timeout)
     return _stores[url]
 
