@@ -287,6 +287,17 @@ def test_a_distributed_sampler_is_not_cut_again():
     assert sorted(parts) == list(range(16))
 
 
+def test_persistent_workers_that_cannot_be_told_the_epoch_are_warned_of():
+    class Told(Tagged):
+        def set_epoch(self, epoch):
+            self.epoch = epoch
+
+    loader = prepared(DataLoader(Told(), num_workers=1, persistent_workers=True, multiprocessing_context="fork"))
+    list(loader)
+    with pytest.warns(UserWarning, match=r"Told.set_epoch does not reach persistent workers"):
+        list(loader)
+
+
 # ---- what is refused
 
 

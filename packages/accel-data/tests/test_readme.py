@@ -10,7 +10,7 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8")
 
 
 def test_there_are_examples():
-    assert len(EXAMPLES) == 3
+    assert len(EXAMPLES) == 5
 
 
 @pytest.mark.parametrize("source", EXAMPLES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -24,7 +25,7 @@ from .seeded import SeededIndices, SeededReads, epoch_seed
 from .shard import BatchSamplerShard, ItemShard
 from .source_part import SourcePart
 from .sources import ShardedStream, TaggedCollate
-from .stream import StreamPart
+from .stream import IterableDatasetShard, StreamPart
 
 logger = logging.getLogger("accel_data")
 
@@ -320,6 +321,8 @@ class DataLoaderAdapter(DataLoaderStateMixin, DataLoader):
         )
 
     def _tell_epoch(self, epoch: int) -> None:
+        if self._iterator is not None and not isinstance(self._shard, SourcePart):
+            _warn_of_deaf_workers(self.dataset)
         tell_epoch((self.dataset, self._shard), epoch)
         sampler = innermost_sampler(self._shard)
         if isinstance(sampler, SeedableRandomSampler):
@@ -435,6 +438,17 @@ def _source_part(loader: DataLoader, stream: ShardedStream) -> SourcePart:
     return SourcePart(
         stream, loader.batch_size, repeats=stream.repeats and not loader.drop_last, has_workers=loader.num_workers > 0
     )
+
+
+def _warn_of_deaf_workers(dataset: Any) -> None:
+    """Persistent workers, once started, read from a copy of the data set that nobody can tell anything."""
+    told = dataset.dataset if isinstance(dataset, IterableDatasetShard) else dataset
+    if callable(getattr(told, "set_epoch", None)):
+        warnings.warn(
+            f"{type(told).__name__}.set_epoch does not reach persistent workers, which keep the copy of the data set "
+            "that they were started with. Use persistent_workers=False, or a data set that comes in shards.",
+            stacklevel=5,
+        )
 
 
 def _name_samples(error: Exception, feed: Feed, step: int) -> None:
