@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .skip import skip_first_batches as skip_first_batches
     from .stream import IterableDatasetShard as IterableDatasetShard
     from .uneven import uneven_inputs as uneven_inputs
+    from .xla import MpDeviceLoaderWrapper as MpDeviceLoaderWrapper
 
 __getattr__, __dir__, __all__ = lazy_exports(
     __name__,
@@ -42,6 +43,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "config": ["DataLoaderConfiguration"],
         "shard": ["BatchSamplerShard"],
         "uneven": ["uneven_inputs"],
+        "xla": ["MpDeviceLoaderWrapper"],
         "stream": ["IterableDatasetShard"],
         "permutation": ["SampleOrder", "PermutationSampler"],
         "order_shard": ["OrderShard"],
