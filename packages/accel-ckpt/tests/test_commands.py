@@ -12,7 +12,7 @@ from torch import nn
 
 from accel_ckpt import Checkpointer
 from accel_ckpt.commands import register
-from accel_state.errors import CheckpointNotFoundError
+from accel_state.errors import CheckpointError, CheckpointNotFoundError
 
 
 def run(*argv) -> int:
@@ -75,3 +75,34 @@ def test_it_is_found_and_needs_no_torch_to_start():
     assert found.value == "accel_ckpt.commands:register"
     code = "import sys, argparse, accel_ckpt.commands as c\nc.register(argparse.ArgumentParser().add_subparsers())\n"
     subprocess.run([sys.executable, "-c", code + "assert 'torch' not in sys.modules"], check=True, timeout=60)
+
+
+def names(directory) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_prune_removes_what_no_rule_keeps(tmp_path, capsys):
+    ckpt = Checkpointer(tmp_path)
+    for step, loss in ((1, 0.5), (2, 0.1), (3, 0.9), (4, 0.4), (5, 0.3)):
+        ckpt.save(step, metrics={"loss": loss}, net=nn.Linear(2, 3))
+    (tmp_path / "step-9").mkdir()
+    (tmp_path / "step-9" / "mine").write_text("x")
+    rules = ("--latest", 1, "--best", "loss", "--best-max", "loss")
+    assert run("prune", tmp_path, *rules, "--dry-run") == 0
+    assert capsys.readouterr().out.splitlines() == ["would remove step-1", "would remove step-4"]
+    assert len(names(tmp_path)) == 6
+    assert run("prune", tmp_path, *rules) == 0
+    assert capsys.readouterr().out.splitlines() == ["removed step-1", "removed step-4"]
+    assert names(tmp_path) == ["step-2", "step-3", "step-5", "step-9"]
+    assert run("prune", tmp_path, "--every", 2) == 0
+    assert names(tmp_path) == ["step-2", "step-5", "step-9"], "the newest stays"
+
+
+def test_prune_asks_for_what_is_missing(directory):
+    with pytest.raises(CheckpointError, match="prune needs a rule: --latest N"):
+        run("prune", directory)
+    with pytest.raises(CheckpointError, match="has the metric acc; known: loss"):
+        run("prune", directory, "--best", "acc")
+    with pytest.raises(CheckpointNotFoundError, match="no committed checkpoint checkpoint_<number>"):
+        run("prune", directory, "--latest", 1, "--prefix", "checkpoint_")
+    assert names(directory) == ["step-10", "step-2"]

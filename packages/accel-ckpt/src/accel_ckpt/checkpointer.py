@@ -187,18 +187,20 @@ class Checkpointer:
             target = base.with_name(f"{base.name}.{attempt}")
         return target
 
-    def _prune(self) -> None:
+    def superseded(self) -> list[Path]:
+        """The checkpoints that the retention rule does not keep, and all but the last save of each step."""
         if self.keep is None:
-            return
+            return []
         infos = self.all()
         kept = {info.path for info in [*self.keep.choose(infos), *infos[-1:]]}
-        for info in list_checkpoints(self.directory, self.prefix):
-            if info.path in kept:
-                continue
+        return [info.path for info in list_checkpoints(self.directory, self.prefix) if info.path not in kept]
+
+    def _prune(self) -> None:
+        for path in self.superseded():
             try:
-                remove_checkpoint(info.path)
+                remove_checkpoint(path)
             except (OSError, CheckpointError) as error:
-                warnings.warn(f"cannot remove {info.path}: {error}", RuntimeWarning, stacklevel=3)
+                warnings.warn(f"cannot remove {path}: {error}", RuntimeWarning, stacklevel=3)
 
 
 def list_checkpoints(directory: str | os.PathLike[str], prefix: str) -> list[CheckpointInfo]:

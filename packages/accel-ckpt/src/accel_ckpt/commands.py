@@ -1,4 +1,4 @@
-"""`accel ckpt list | inspect | verify`. Imports torch only when run."""
+"""`accel ckpt list | inspect | verify | prune`. Imports torch only when run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the subcommand `ckpt`. A command's exit status is what its `func` returns."""
-    parser = subparsers.add_parser("ckpt", help="list, inspect and verify checkpoints")
+    parser = subparsers.add_parser("ckpt", help="list, inspect, verify and prune checkpoints")
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, function, text in (
         ("list", _list, "the committed checkpoints in a directory, oldest first"),
@@ -21,6 +21,20 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         action = actions.add_parser(name, help=text, description=text)
         action.add_argument("directory", type=Path)
         action.set_defaults(func=function)
+    _add_prune(actions)
+
+
+def _add_prune(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    text = "remove the checkpoints of a run that no rule keeps; the newest always stays"
+    action = actions.add_parser("prune", help=text, description=text)
+    action.add_argument("directory", type=Path)
+    action.add_argument("--latest", type=int, metavar="N", help="keep the N newest")
+    action.add_argument("--best", action="append", default=[], metavar="METRIC", help="keep the one with the smallest")
+    action.add_argument("--best-max", action="append", default=[], metavar="METRIC", help="... with the largest")
+    action.add_argument("--every", type=int, metavar="K", help="keep those whose step is a multiple of K")
+    action.add_argument("--prefix", default="step-", help="of the directories' names (step-; accel's own: checkpoint_)")
+    action.add_argument("--dry-run", action="store_true", help="only say what would go")
+    action.set_defaults(func=_prune)
 
 
 def _list(arguments: argparse.Namespace) -> int:
@@ -80,6 +94,39 @@ def _verify(arguments: argparse.Namespace) -> int:
         print(error)
         return 1
     print(f"{arguments.directory}: {len(manifest.files)} files are whole")
+    return 0
+
+
+def _prune(arguments: argparse.Namespace) -> int:
+    from accel_state.errors import CheckpointError, CheckpointNotFoundError
+
+    from .checkpointer import Checkpointer
+    from .commit import remove_checkpoint
+    from .retention import best, every, latest
+
+    rules = [best(metric) for metric in arguments.best]
+    rules += [best(metric, mode="max") for metric in arguments.best_max]
+    rules += [latest(arguments.latest)] if arguments.latest is not None else []
+    rules += [every(arguments.every)] if arguments.every is not None else []
+    if not rules:
+        raise CheckpointError("prune needs a rule: --latest N, --best METRIC, --best-max METRIC, --every K, or several")
+    keep = rules[0]
+    for rule in rules[1:]:
+        keep |= rule
+    ckpt = Checkpointer(arguments.directory, keep, prefix=arguments.prefix)
+    infos = ckpt.all()
+    if not infos:
+        raise CheckpointNotFoundError(
+            f"there is no committed checkpoint {arguments.prefix}<number> in {ckpt.directory}; "
+            "--prefix tells another name"
+        )
+    if unknown := sorted(metric for metric in keep.metrics if not any(metric in info.metrics for info in infos)):
+        known = ", ".join(sorted({metric for info in infos for metric in info.metrics})) or "none"
+        raise CheckpointError(f"no checkpoint in {ckpt.directory} has the metric {', '.join(unknown)}; known: {known}")
+    for path in ckpt.superseded():
+        if not arguments.dry_run:
+            remove_checkpoint(path)
+        print(f"{'would remove' if arguments.dry_run else 'removed'} {path.name}")
     return 0
 
 
