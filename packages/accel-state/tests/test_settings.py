@@ -147,3 +147,47 @@ def test_the_table_is_consistent():
 def test_unset_is_falsy_and_says_what_it_is():
     assert not UNSET
     assert repr(UNSET) == "<unset>"
+
+
+@pytest.mark.parametrize(
+    ("key", "variable", "text", "value"),
+    [
+        ("fsdp_version", "FSDP_VERSION", "2", 2),
+        ("fsdp_transformer_layer_cls_to_wrap", "FSDP_TRANSFORMER_CLS_TO_WRAP", "A,B", "A,B"),
+        ("fsdp_offload_params", "FSDP_OFFLOAD_PARAMS", "true", True),
+        ("parallelism_config_tp_size", "PARALLELISM_CONFIG_TP_SIZE", "4", 4),
+        ("parallelism_config_cp_comm_strategy", "PARALLELISM_CONFIG_CP_COMM_STRATEGY", "alltoall", "alltoall"),
+        ("dynamo_use_dynamic", "ACCELERATE_DYNAMO_USE_DYNAMIC", "True", True),
+        ("zero_stage", "ACCELERATE_DEEPSPEED_ZERO_STAGE", "3", 3),
+        ("gradient_clipping", "ACCELERATE_GRADIENT_CLIPPING", "1.5", 1.5),
+        ("megatron_lm_pp_degree", "MEGATRON_LM_PP_DEGREE", "2", 2),
+        ("megatron_lm_hidden_dropout", "MEGATRON_LM_HIDDEN_DROPOUT", "0.1", 0.1),
+        ("fp8_margin", "ACCELERATE_FP8_MARGIN", "1", 1),
+        ("cpu_affinity", "ACCELERATE_CPU_AFFINITY", "1", True),
+    ],
+)
+def test_what_the_peers_launcher_hands_on_is_read(key, variable, text, value):
+    assert resolve(key, environ={variable: text}) == Resolved(value, f"environment {variable}")
+    assert resolve(key, environ={find_setting(key).env: text}).value == value
+    handed = worker_environment({key: value})
+    assert variable in handed and resolve(key, environ=handed).value == value
+    assert resolve(key, environ={}).value == find_setting(key).default
+
+
+def test_a_number_that_is_none_is_refused():
+    with pytest.raises(SettingError, match=r"gradient_clipping from environment .*'much' is not allowed; give a number"):
+        resolve("gradient_clipping", environ={"ACCEL_GRADIENT_CLIPPING": "much"})
+
+
+def test_unknown_variables_warn_once_when_a_state_is_made(fresh_state, monkeypatch):
+    from accel_state import PartialState
+    from accel_state.settings import resolution
+
+    resolution._warn_once.cache_clear()
+    monkeypatch.setenv("ACCEL_MIXED_PRECISON", "bf16")
+    monkeypatch.setenv("ACCEL_TEST_SOMETHING", "1")
+    with pytest.warns(UserWarning, match="did you mean 'ACCEL_MIXED_PRECISION'") as caught:
+        PartialState(cpu=True)
+    assert len(caught) == 1
+    PartialState._reset_state()
+    PartialState(cpu=True)  # a second warning would be an error

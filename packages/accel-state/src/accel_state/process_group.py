@@ -30,7 +30,7 @@ from accel_state.enums import DistributedType
 from accel_state.environment import patch_environment
 from accel_state.errors import ProcessGroupError, SettingError
 from accel_state.kwargs import NCCL_TIMEOUT, OTHER_TIMEOUT
-from accel_state.settings import UNSET, setting
+from accel_state.settings import UNSET, setting, warn_unknown_variables
 from accel_state.topology import Topology
 
 GOODBYE_S = 10.0  # how long the rank that hosts the store waits, when it leaves, for ranks that may still read from it
@@ -98,6 +98,8 @@ def start_job(cpu: bool = False, **init_kwargs: Any) -> Job:
         _check_same(_job, cpu, init_kwargs)
         return _job
     topology = Topology.from_env()
+    if topology.local_rank == 0:
+        warn_unknown_variables()
     kind, device = _find_device(cpu, topology)
     if not (has_group() or topology.is_distributed):
         _job = Job(topology=topology, device=device, kind=kind)

@@ -34,7 +34,7 @@ class Setting(NamedTuple):
     """One row of the table; made by `define`, which derives the names from the key."""
 
     key: str
-    type: type[bool] | type[int] | type[str]
+    type: type[bool] | type[int] | type[float] | type[str]
     default: Any
     doc: str
     env: str
@@ -55,6 +55,8 @@ class Setting(NamedTuple):
             return f"one of {', '.join(TRUE_WORDS)} or {', '.join(FALSE_WORDS)}"
         if self.type is str:
             return "a text"
+        if self.type is float:
+            return "a number"
         if self.minimum is not None and self.maximum is not None:
             return f"an integer from {self.minimum} to {self.maximum}"
         return "an integer" if self.minimum is None else f"an integer of at least {self.minimum}"
@@ -82,7 +84,7 @@ class Setting(NamedTuple):
 
 def define(
     key: str,
-    type_: type[bool] | type[int] | type[str],
+    type_: type[bool] | type[int] | type[float] | type[str],
     default: Any,
     doc: str,
     *,
@@ -99,7 +101,7 @@ def define(
 
     Args:
         key: its name in Python; the names below follow from it unless given.
-        type_: bool, int or str: plain types, since it travels through the environment.
+        type_: bool, int, float or str: plain types, since it travels through the environment.
         default: the value when nobody says anything; None where that is worked out later (`doc` says how).
         doc: one sentence for `--help` and the documentation.
         env: the variable, `ACCEL_<KEY>`.
@@ -118,6 +120,30 @@ def define(
     return Setting(
         key, type_, default, doc, env, fallback_env, flags, yaml or key, choices, minimum, maximum, for_workers
     )
+
+
+def handed_on(
+    section: str,
+    prefix: str,
+    key: str,
+    type_: type[bool] | type[int] | type[float] | type[str],
+    doc: str,
+    *,
+    env: str | None = None,
+) -> Setting:
+    """A row by which a launcher tells a plugin one of its fields; None, as long as nobody says anything, leaves it.
+
+    Args:
+        section: of a configuration file.
+        prefix: of the peer's variable, `ACCELERATE_` or nothing.
+        key: its name in Python, on the command line and in the section.
+        type_: of the value.
+        doc: one sentence.
+        env: the variable without prefix, where it is not named as the key.
+    """
+    name = env or key.upper()
+    fallback = (f"{prefix}{name}",)
+    return define(key, type_, None, doc, env=f"ACCEL_{name}", fallback_env=fallback, flags=(), yaml=f"{section}.{key}")
 
 
 # ---------------------------------------------------------------- each returns None for "not a value of this type"
@@ -143,9 +169,18 @@ def _parse_int(value: Any) -> int | None:
         return None
 
 
+def _parse_float(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        return None
+    try:
+        return float(value)
+    except ValueError:
+        return None
+
+
 def _parse_str(value: Any) -> str | None:
     value = getattr(value, "value", value)  # an enum member stands for its value
     return value if isinstance(value, str) else None
 
 
-_PARSERS: Final = {bool: _parse_bool, int: _parse_int, str: _parse_str}
+_PARSERS: Final = {bool: _parse_bool, int: _parse_int, float: _parse_float, str: _parse_str}

@@ -11,5 +11,6 @@ SETTINGS: tuple[Setting, ...] = (
         flags=(),
         choices=("debug", "info", "warning", "error", "critical"),
     ),
+    define("enable_rich", bool, False, "Show tracebacks by rich.", flags=()),
     define("debug", bool, False, "Check more, at a cost: collectives name who disagrees.", env="ACCEL_DEBUG_MODE"),
 )

@@ -6,7 +6,9 @@ variables at run time.
 
 from __future__ import annotations
 
+import functools
 import os
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -62,12 +64,26 @@ def worker_environment(values: Mapping[str, Any]) -> dict[str, str]:
     return variables
 
 
+_FOR_TESTS = "ACCEL_TEST_"  # what tests say to the programs that they start
+
+
+def warn_unknown_variables() -> None:
+    """Warn, once per variable, of those that `unknown_variables` finds in this process's environment."""
+    for text in unknown_variables():
+        _warn_once(text)
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    warnings.warn(text, stacklevel=2)
+
+
 def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
-    """A warning for each `ACCEL_*` variable that no setting reads, with the name that was probably meant."""
+    """A text for each `ACCEL_*` variable that no setting reads, with the name that was probably meant."""
     environ = os.environ if environ is None else environ
     known = [row.env for row in all_settings()]
     return [
         f"{name} is set but nothing reads it{nearest(name, known)}"
         for name in sorted(environ)
-        if name.startswith("ACCEL_") and name not in known
+        if name.startswith("ACCEL_") and name not in known and not name.startswith(_FOR_TESTS)
     ]

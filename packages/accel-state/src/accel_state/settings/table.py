@@ -6,13 +6,31 @@ from collections.abc import Iterable
 from functools import cache
 
 from accel_state.errors import SettingError
-from accel_state.settings import device, engines, launching, reporting, training
+from accel_state.settings import (
+    compiling,
+    deepspeed,
+    device,
+    engines,
+    fp8,
+    fsdp,
+    launching,
+    megatron,
+    parallelism,
+    reporting,
+    training,
+)
 from accel_state.settings.model import Setting
 
 SECTIONS: tuple[tuple[str, tuple[Setting, ...]], ...] = (
     ("device", device.SETTINGS),
     ("training", training.SETTINGS),
     ("engines", engines.SETTINGS),
+    ("compiling", compiling.SETTINGS),
+    ("fsdp", fsdp.SETTINGS),
+    ("parallelism", parallelism.SETTINGS),
+    ("deepspeed", deepspeed.SETTINGS),
+    ("megatron", megatron.SETTINGS),
+    ("fp8", fp8.SETTINGS),
     ("launching", launching.SETTINGS),
     ("reporting", reporting.SETTINGS),
 )
