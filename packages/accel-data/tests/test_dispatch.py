@@ -10,7 +10,7 @@ from accel_data import DataLoaderDispatcher, gather_for_metrics, prepare_data_lo
 from accel_data.rounds import Cutter
 from accel_data.wire import decode, encode
 from accel_state import GradientState, PartialState
-from accel_state.errors import DataLoaderError
+from accel_state.errors import CollectiveMismatchError, DataLoaderError
 
 
 class Stream(IterableDataset):
@@ -185,6 +185,40 @@ def broken_off():
 
 def test_a_loop_that_was_left_disturbs_no_later_one(ranks):
     assert ranks(broken_off, 2) == [[[0, 1]], [[2, 3]]]
+
+
+def out_of_step():
+    state = PartialState(cpu=True)
+    loader = prepared(DataLoader(Stream(12), batch_size=2))
+    iterator = iter(loader)
+    next(iterator)
+    if state.process_index == 0:
+        next(iterator)
+        return None
+    with pytest.raises(CollectiveMismatchError) as caught:
+        next(iter(loader))  # begins anew, while rank 0 goes on
+    return str(caught.value)
+
+
+def test_ranks_that_iterate_apart_are_told(ranks):
+    assert "is at step 0 of pass 2 here, but at step 1 of pass 1 on rank 0" in ranks(out_of_step, 2)[1]
+
+
+def leaves_early():
+    state = PartialState(cpu=True)
+    loader = prepared(DataLoader(Stream(12), batch_size=2))
+    iterator = iter(loader)
+    next(iterator)
+    if state.process_index == 0:
+        torch.distributed.destroy_process_group()
+        return None
+    with pytest.raises(CollectiveMismatchError) as caught:
+        list(iterator)
+    return str(caught.value)
+
+
+def test_a_reader_that_leaves_is_noticed(ranks):
+    assert "waited for another rank to send a batch" in ranks(leaves_early, 2)[1]
 
 
 def own_slices(split):

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from accel_data import gather_for_metrics, prepare_data_loader, skip_first_batches
 from accel_data.sources import take_shard
 from accel_state import GradientState, PartialState
-from accel_state.errors import DataLoaderError, DataStateError
+from accel_state.errors import CollectiveMismatchError, DataLoaderError, DataStateError
 
 
 class Files(IterableDataset):
@@ -150,6 +150,24 @@ def measured():
 
 def test_metrics_hold_each_sample_once(ranks):
     assert ranks(measured, 2) == [samples([9, 30])] * 2
+
+
+def one_leaves():
+    state = PartialState(cpu=True)
+    loader = prepared([30, 30])
+    iterator = iter(loader)
+    next(iterator)
+    if state.process_index == 1:
+        torch.distributed.destroy_process_group()
+        return "left"
+    with pytest.raises(CollectiveMismatchError) as caught:
+        list(iterator)
+    return str(caught.value)
+
+
+def test_a_rank_that_leaves_is_noticed(ranks):
+    said, _ = ranks(one_leaves, 2)
+    assert "Another rank did not say how many batches of the stream it found" in said
 
 
 # ---- on one process

@@ -13,6 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from accel_state.errors import CollectiveMismatchError
+
+from .wire import job_timeout
+
 WINDOW = 8  # batches read ahead; one small all-reduce per so many steps
 
 
@@ -42,7 +46,7 @@ class Agreement:
         self.num_shards = num_shards
         has_group = dist.is_available() and dist.is_initialized() and dist.get_world_size() == world_size
         self.world_size = world_size if has_group and world_size > 1 else 1
-        self._group: Any = dist.new_group(backend="gloo") if self.world_size > 1 else None
+        self._group: Any = dist.new_group(backend="gloo", timeout=job_timeout()) if self.world_size > 1 else None
 
     def propose(self, count: int, own: list[tuple[int, ...]], shards: range) -> Proposal:
         """Tell the others what this rank found.
@@ -73,8 +77,18 @@ class Proposal:
     work: Any
 
     def result(self) -> Window:
-        """Wait for the other ranks, for as long as the process group waits."""
-        if self.work is not None:
-            self.work.wait()
+        """Wait for the other ranks, for as long as the process group waits.
+
+        Raises:
+            CollectiveMismatchError: one did not come.
+        """
+        try:
+            if self.work is not None:
+                self.work.wait()
+        except RuntimeError as error:
+            raise CollectiveMismatchError(
+                f"Another rank did not say how many batches of the stream it found: {error}. It failed, or does not "
+                "iterate this loader; look for its error above."
+            ) from error
         numbers: list[int] = self.row[: self.world_size].tolist()
         return Window(numbers, [tuple(step) for step in self.row[self.world_size :].view(WINDOW, -1).tolist()])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -14,9 +15,10 @@ from .feeds import Feed, Ragged, Tail
 from .loader import DataLoaderShard
 from .position import Position
 from .rounds import Cutter, Round, rounds_of
-from .wire import BATCH, END, FAILURE, Note, Wire, decode, encode
+from .wire import BATCH, END, FAILURE, Note, Wire, decode, encode, job_timeout
 
 READER = 0  # the rank that reads
+_GOODBYE = timedelta(seconds=10)  # how long a reader that leaves waits for others to take their last batch
 
 
 class DataLoaderDispatcher(DataLoaderShard):
@@ -121,7 +123,7 @@ class DataLoaderDispatcher(DataLoaderShard):
     def _batches(self, feed: Any) -> Iterator[Any]:
         """Cost per step: one message to each other rank, of its part and 64 bytes."""
         if self._wire is None and len(self.part_of_rank) > 1:
-            self._wire = Wire.between_all_ranks()
+            self._wire = Wire(job_timeout())
         self._pass_number += 1
         batches = self._read_and_send(feed) if self.rank == READER else self._receive(feed)
         return self._placed(batches)
@@ -157,6 +159,10 @@ class DataLoaderDispatcher(DataLoaderShard):
                 step += 1
             if feed.total is None:  # nothing was read at all
                 self._send(cutter.nothing(), step)
+        except GeneratorExit:  # the loop was left: the others still need the batch that they are about to ask for
+            if self._wire is not None:
+                self._wire.flush(_GOODBYE)
+            raise
         except CollectiveMismatchError:
             raise
         except Exception as error:

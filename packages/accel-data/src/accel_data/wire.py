@@ -12,6 +12,7 @@ import pickle
 from collections.abc import Callable
 from dataclasses import astuple, dataclass, field, fields
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -72,14 +73,6 @@ class Wire:
         self._group = dist.new_group(backend="gloo", timeout=self.timeout)
         self._in_flight: list[tuple[Any, Tensor]] = []
 
-    @classmethod
-    def between_all_ranks(cls) -> Wire:
-        """A wire whose waits end with the job's time-out."""
-        from accel_state.process_group import known_job
-
-        job = known_job()
-        return cls(_DEFAULT_TIMEOUT if job is None or job.timeout is None else job.timeout)
-
     def send(self, to: int, note: Note, payload: Tensor | None) -> None:
         """Begin to send; `flush` waits for it.
 
@@ -92,11 +85,11 @@ class Wire:
                 self._in_flight.append((dist.isend(part, to, group=self._group), part))
                 self.num_bytes_sent[to] = self.num_bytes_sent.get(to, 0) + part.numel() * part.element_size()
 
-    def flush(self) -> None:
-        """Wait for everything sent to have left."""
+    def flush(self, limit: timedelta | None = None) -> None:
+        """Wait for everything sent to have left, by default for as long as the wire waits."""
         in_flight, self._in_flight = self._in_flight, []
         for work, _ in in_flight:
-            self._wait(work.wait, "take a batch")
+            self._wait(partial(work.wait, limit or self.timeout), "take a batch")
 
     def receive(self, source: int, pass_number: int, step: int) -> tuple[Note, Tensor]:
         """The next message of `source`.
@@ -125,6 +118,14 @@ class Wire:
                 f"A dispatched loader waited for another rank to {what}, up to {self.timeout}: {error}. All ranks have "
                 "to iterate it together, equally far."
             ) from error
+
+
+def job_timeout() -> timedelta:
+    """How long ranks of this job wait for each other."""
+    from accel_state.process_group import known_job
+
+    job = known_job()
+    return _DEFAULT_TIMEOUT if job is None or job.timeout is None else job.timeout
 
 
 # ---------------------------------------------------------------- batches as bytes
