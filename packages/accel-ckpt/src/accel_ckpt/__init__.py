@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from .codec import Codec as Codec
     from .codec import dataclass_codec as dataclass_codec
     from .commit import remove_checkpoint as remove_checkpoint
+    from .convert import convert_to_accelerate as convert_to_accelerate
     from .export import save as save
     from .export import save_model as save_model
     from .loading import LoadedCheckpoint as LoadedCheckpoint
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from .names import WEIGHTS_INDEX_NAME as WEIGHTS_INDEX_NAME
     from .names import WEIGHTS_NAME as WEIGHTS_NAME
     from .names import WEIGHTS_PATTERN_NAME as WEIGHTS_PATTERN_NAME
+    from .peer import is_accelerate_checkpoint as is_accelerate_checkpoint
+    from .peer import load_accelerate_checkpoint as load_accelerate_checkpoint
+    from .peer import load_accelerator_state as load_accelerator_state
     from .project import ProjectConfiguration as ProjectConfiguration
     from .retention import CheckpointInfo as CheckpointInfo
     from .retention import Keep as Keep
@@ -56,6 +60,8 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "loading": ["LoadedCheckpoint", "load_checkpoint", "verify_checkpoint"],
         "manifest": ["Manifest"],
         "commit": ["remove_checkpoint"],
+        "convert": ["convert_to_accelerate"],
+        "peer": ["is_accelerate_checkpoint", "load_accelerate_checkpoint", "load_accelerator_state"],
         "export": ["save", "save_model"],
         "weights": [
             "clean_state_dict_for_safetensors",

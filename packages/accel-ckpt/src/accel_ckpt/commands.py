@@ -1,4 +1,4 @@
-"""`accel ckpt list | inspect | verify | prune`. Imports torch only when run."""
+"""`accel ckpt list | inspect | verify | convert | prune`. Imports torch only when run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the subcommand `ckpt`. A command's exit status is what its `func` returns."""
-    parser = subparsers.add_parser("ckpt", help="list, inspect, verify and prune checkpoints")
+    parser = subparsers.add_parser("ckpt", help="list, inspect, verify, convert and prune checkpoints")
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, function, text in (
         ("list", _list, "the committed checkpoints in a directory, oldest first"),
@@ -22,6 +22,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         action.add_argument("directory", type=Path)
         action.set_defaults(func=function)
     _add_prune(actions)
+    _add_convert(actions)
 
 
 def _add_prune(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -35,6 +36,15 @@ def _add_prune(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     action.add_argument("--prefix", default="step-", help="of the directories' names (step-; accel's own: checkpoint_)")
     action.add_argument("--dry-run", action="store_true", help="only say what would go")
     action.set_defaults(func=_prune)
+
+
+def _add_convert(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    text = "write a checkpoint in another library's layout"
+    action = actions.add_parser("convert", help=text, description=text)
+    action.add_argument("directory", type=Path)
+    action.add_argument("target", type=Path, help="a new directory")
+    action.add_argument("--to", required=True, choices=["accelerate"], help="whose layout")
+    action.set_defaults(func=_convert)
 
 
 def _list(arguments: argparse.Namespace) -> int:
@@ -127,6 +137,14 @@ def _prune(arguments: argparse.Namespace) -> int:
         if not arguments.dry_run:
             remove_checkpoint(path)
         print(f"{'would remove' if arguments.dry_run else 'removed'} {path.name}")
+    return 0
+
+
+def _convert(arguments: argparse.Namespace) -> int:
+    from .convert import convert_to_accelerate
+
+    for text in convert_to_accelerate(arguments.directory, arguments.target):
+        print(f"left out, accelerate has no place for it: {text}")
     return 0
 
 

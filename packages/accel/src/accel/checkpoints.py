@@ -160,6 +160,9 @@ def load_state(
     wait_for_saves(accelerator)
     objects = everything(accelerator)
     before_load = accelerator.state_hooks.before_load(_names(objects))
+    if input_dir is not None and accel_ckpt.is_accelerate_checkpoint(input_dir):
+        _load_foreign(accelerator, input_dir)
+        return
     if input_dir is not None:
         accel_ckpt.load_checkpoint(input_dir, objects, strict=strict, before_load=before_load)
         name = Path(input_dir).name
@@ -174,6 +177,25 @@ def load_state(
     checkpointer = _automatic(accelerator)
     checkpointer.restore(strict=strict, before_load=before_load, **objects)
     project.iteration = _next_number(checkpointer.directory)
+
+
+def _load_foreign(accelerator: Accelerator, input_dir: str | os.PathLike[str]) -> None:
+    """Load what accelerate saved, without models that load hooks pop: the remaining ones were numbered in their order."""
+    registry = accelerator.registry
+    models = [accel_parallel.extract_model_from_parallel(model) for model in registry.models]
+    if before_load := accelerator.state_hooks.before_load({id(model): str(i) for i, model in enumerate(models)}):
+        popped = before_load(Path(input_dir))
+        models = [model for i, model in enumerate(models) if str(i) not in popped]
+    step = accel_ckpt.load_accelerate_checkpoint(
+        input_dir,
+        models=models,
+        optimizers=[getattr(optimizer, "optimizer", optimizer) for optimizer in registry.optimizers],
+        schedulers=[getattr(scheduler, "scheduler", scheduler) for scheduler in registry.schedulers],
+        scaler=accelerator.scaler,
+        custom_objects=registry.custom_objects,
+        process_index=accelerator.process_index,
+    )
+    accelerator.step = accelerator.step if step is None else step
 
 
 def _names(objects: Mapping[str, Any]) -> dict[int, str]:

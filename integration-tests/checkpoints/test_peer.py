@@ -1,0 +1,48 @@
+"""Checkpoints cross over: accelerate's load here, ours load there after `accel ckpt convert`.
+
+Needs the environment in which the benchmarks run the peer; `tools/dev bench` makes it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from accel_ckpt.commands import register
+
+RUN = Path(__file__).with_name("peer_run.py")
+PEER = Path(__file__).parents[2] / ".cache" / "peer-env" / "bin" / "python"
+pytestmark = pytest.mark.skipif(not PEER.exists(), reason=f"no environment of the peer at {PEER}")
+
+
+def run(library: str, action: str, directory: Path, **options) -> list:
+    python = PEER if library == "accelerate" else sys.executable
+    command = [str(python), str(RUN), library, action, str(directory), json.dumps(options)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("safe", [True, False])
+def test_what_the_peer_saved_goes_on_here(tmp_path, safe):
+    expected = run("accelerate", "save", tmp_path / "c", safe_serialization=safe)
+    assert run("accel", "load", tmp_path / "c") == expected
+
+
+def test_what_we_saved_goes_on_there(tmp_path, capsys):
+    import argparse
+
+    expected = run("accel", "save", tmp_path / "c")
+    parser = argparse.ArgumentParser()
+    register(parser.add_subparsers())
+    arguments = ["ckpt", "convert", str(tmp_path / "c"), str(tmp_path / "there"), "--to", "accelerate"]
+    parsed = parser.parse_args(arguments)
+    assert parsed.func(parsed) == 0
+    assert "DataLoader" in capsys.readouterr().out
+    assert run("accelerate", "load", tmp_path / "there") == expected

@@ -1,0 +1,149 @@
+"""Our checkpoints in accelerate's layout, for `Accelerator.load_state` over there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from accel_state.errors import CheckpointError
+
+from .codec import decode, load_json
+from .commit import commit, discard, open_staging, real_directory
+from .durable import flush_file, os_reason, read_json_bytes
+from .loading import verify_checkpoint
+from .manifest import Manifest, data_path
+from .names import OPTIMIZER_NAME, RNG_STATE_NAME, SAFE_MODEL_NAME, SCALER_NAME, SCHEDULER_NAME, STATE_NAME, rng_file
+from .tensors import TensorEntry, read_tensors, write_tensors
+
+_OURS = ("accelerator", "trackers")
+
+
+def convert_to_accelerate(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> list[str]:
+    """Write a checkpoint of ours as accelerate's `save_state` would have.
+
+    Args:
+        source: a committed checkpoint.
+        target: a new directory.
+
+    Returns:
+        What accelerate has no place for, and was left out.
+
+    Raises:
+        CheckpointError: the target exists, or a state needs a codec.
+        CheckpointNotFoundError, CheckpointCorruptError: as `load_checkpoint`.
+
+    Cost: reads and writes the state once.
+    """
+    path, new = real_directory(source), real_directory(target)
+    if os.path.lexists(new):
+        raise CheckpointError(f"{new} exists already; name a new directory")
+    manifest = verify_checkpoint(path)
+    trees = load_json(read_json_bytes(data_path(path, STATE_NAME)), STATE_NAME)
+    staging = open_staging(new)
+    try:
+        left_out = _write_all(staging.path, path, manifest, trees)
+        commit(staging, [])
+    except OSError as error:
+        discard(staging)
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"cannot write {new}: {os_reason(error)}") from error
+    except BaseException:
+        discard(staging)
+        raise
+    return left_out
+
+
+def _write_all(new: Path, path: Path, manifest: Manifest, trees: Mapping[str, Any]) -> list[str]:
+    counts: dict[str, int] = {}
+    left_out = []
+    for name, entry in manifest.objects.items():
+        tensors = _tensors_of(path, manifest, name)
+        tree = trees[name]
+        if entry.kind == "model":
+            own = {
+                key: tensor for key, tensor in tensors.items() if entry.tensors[key].file.startswith(SAFE_MODEL_NAME)
+            }
+            write_tensors(new / _next(counts, SAFE_MODEL_NAME, ".safetensors"), own)
+            left_out += [f"{name}: extra state"] if tree["extra"] else []
+        elif entry.kind == "optimizer":
+            _write(new / _next(counts, OPTIMIZER_NAME, ".bin"), _numbered_state(name, tree, tensors))
+        elif name in _OURS or "DataLoader" in entry.type:
+            left_out += [] if name in _OURS else [f"{name}: {entry.type}"]
+        else:
+            state = decode(tree, tensors, where=name)
+            _write(new / _file_of(counts, entry.type, state), state)
+    step = trees["accelerator"]["step"] if "accelerator" in trees else manifest.step or 0
+    for rank in range(manifest.world_size):
+        if rng_file(rank) in manifest.files:
+            _write(new / f"{RNG_STATE_NAME}_{rank}.pkl", _generators(data_path(path, rng_file(rank)), step))
+    return left_out
+
+
+def _tensors_of(path: Path, manifest: Manifest, name: str) -> dict[str, Tensor]:
+    by_file: dict[str, dict[str, TensorEntry]] = {}
+    for entry in manifest.objects.values():
+        for key, tensor in entry.tensors.items():
+            by_file.setdefault(tensor.file, {})[key] = tensor
+    own = manifest.objects[name].tensors
+    read = {file: read_tensors(data_path(path, file), by_file[file]) for file in {t.file for t in own.values()}}
+    return {key: read[tensor.file][key] for key, tensor in own.items()}
+
+
+def _file_of(counts: dict[str, int], kind: str, state: Any) -> str:
+    """Where accelerate keeps an object of this type: as scaler, scheduler, or registered object."""
+    if kind == "GradScaler":
+        return SCALER_NAME
+    if isinstance(state, dict) and "last_epoch" in state:
+        return _next(counts, SCHEDULER_NAME, ".bin")
+    number = counts.setdefault("custom", 0)
+    counts["custom"] += 1
+    return f"custom_checkpoint_{number}.pkl"
+
+
+def _next(counts: dict[str, int], name: str, suffix: str) -> str:
+    number = counts.setdefault(name, 0)
+    counts[name] += 1
+    return f"{name}{f'_{number}' if number else ''}{suffix}"
+
+
+def _numbered_state(name: str, tree: Any, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """torch's own layout: parameters by number, in the order of the groups."""
+    groups = decode(tree["groups"], tensors, where=name)
+    numbers = {key: i for i, key in enumerate(key for group in groups for key in group["params"])}
+    return {
+        "state": {
+            numbers[key]: {field: decode(value, tensors, where=f"{name}: {key}") for field, value in values.items()}
+            for key, values in tree["state"].items()
+        },
+        "param_groups": [{**group, "params": [numbers[key] for key in group["params"]]} for group in groups],
+        **decode(tree["rest"], tensors, where=name),
+    }
+
+
+def _generators(path: Path, step: int) -> dict[str, Any]:
+    saved = decode(load_json(read_json_bytes(path), str(path)), {}, where=str(path))
+    python = saved["python"]
+    states: dict[str, Any] = {
+        "step": step,
+        "random_state": (python["version"], tuple(python["numbers"]), python["gauss"]),
+        "torch_manual_seed": saved["torch"],
+    }
+    if numpy := saved.get("numpy"):
+        keys = np.array(numpy["keys"], dtype=np.uint32)
+        rest = (numpy["position"], numpy["has_gauss"], numpy["cached_gauss"])
+        states["numpy_random_seed"] = (numpy["algorithm"], keys, *rest)
+    if "cuda" in saved:
+        states["torch_cuda_manual_seed"] = list(saved["cuda"])
+    return states
+
+
+def _write(path: Path, state: Any) -> None:
+    torch.save(state, path)
+    flush_file(path)
