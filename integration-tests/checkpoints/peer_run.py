@@ -66,7 +66,7 @@ def main(library: str, action: str, directory: str, options: str) -> None:
         accelerator.save_state(directory, **json.loads(options))
     else:
         accelerator.load_state(directory)
-    draws = [random.random(), float(np.random.rand())  # noqa: NPY002 - the global generator, float(torch.rand(1))]
+    draws = [random.random(), float(np.random.rand()), float(torch.rand(1))]  # noqa: NPY002 - the global generator
     print(json.dumps([counter.n, draws, [update() for _ in range(3)], schedule.get_last_lr()]))
 
 

@@ -1,5 +1,7 @@
-"""Accelerate's layout, written here by hand: what is missing, does not fit, or would run code. The real thing is read in
-the integration tests."""
+"""Accelerate's layout, written by hand: what is missing, does not fit, or would run code.
+
+Files that accelerate wrote are read in the integration tests.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,7 @@ def test_everything_comes_back(written):
     assert values(net, opt) == {1.0}
     assert opt.param_groups[0]["lr"] == 1
     assert random.random() == random.Random(3).random()
-    assert np.random.rand() == np.random.RandomState(3).rand()
+    assert np.random.rand() == np.random.RandomState(3).rand()  # noqa: NPY002 - the global generator
     assert torch.equal(torch.rand(2), torch.rand(2, generator=torch.Generator().manual_seed(3)))
     assert load_accelerator_state(written, [net], [opt], [], [], 0, map_location="cpu") == {"step": 12}
 
@@ -141,7 +143,7 @@ def test_generators_that_are_not_there_or_unknown_are_told(written):
 
 @pytest.mark.parametrize("options", [{"map_location": "cuda:3"}, {"weights_only": False}, {"odd": 1}])
 def test_options_that_cannot_be_honoured_are_errors(written, options):
-    with pytest.raises(CheckpointError, match="cannot honour|cannot be honoured"):
+    with pytest.raises(CheckpointError, match=r"cannot honour|cannot be honoured"):
         load_accelerator_state(written, [], [], [], [], 0, **options)
 
 

@@ -180,7 +180,7 @@ def load_state(
 
 
 def _load_foreign(accelerator: Accelerator, input_dir: str | os.PathLike[str]) -> None:
-    """Load what accelerate saved, without models that load hooks pop: the remaining ones were numbered in their order."""
+    """Load what accelerate saved, without models that load hooks pop: it numbers the others in their order."""
     registry = accelerator.registry
     models = [accel_parallel.extract_model_from_parallel(model) for model in registry.models]
     if before_load := accelerator.state_hooks.before_load({id(model): str(i) for i, model in enumerate(models)}):
