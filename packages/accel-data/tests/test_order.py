@@ -17,6 +17,7 @@ from accel_data import (
     SeedableRandomSampler,
     SkipBatchSampler,
     get_sampler,
+    orders,
     prepare_data_loader,
 )
 from accel_data.orders import draw_order, finish_order
@@ -227,3 +228,17 @@ def test_the_source_loader_is_untouched():
     assert not isinstance(source.batch_sampler, BatchSamplerShard)
     assert isinstance(loader, DataLoader)
     assert isinstance(loader, DataLoaderShard)
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 624, 1000, 2**20 + 1, 2**20 + 2])
+@pytest.mark.parametrize("recognised", [True, False])
+def test_the_draw_after_the_last_sample_leaves_the_generator_as_torch_does(monkeypatch, length, recognised):
+    monkeypatch.setattr(orders, "_permutations_draw_32_bits", lambda: recognised)
+    ours, theirs = torch.Generator().manual_seed(3), torch.Generator().manual_seed(3)
+    finish_order(RandomSampler(range(length), generator=ours))
+    torch.randperm(length, generator=theirs)
+    assert torch.equal(ours.get_state(), theirs.get_state())
+
+
+def test_this_torch_is_recognised():
+    assert orders._permutations_draw_32_bits()

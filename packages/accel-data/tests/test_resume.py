@@ -395,3 +395,18 @@ def test_a_seek_costs_no_reading():
     )
     assert batch.tolist() == order[992_004:992_008].tolist()
     assert Long.fetched == 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_script_may_count_batches_itself(kind):
+    (reference,), (loader,) = loaders(kind), loaders(kind)
+    epochs = [flat(reference) for _ in range(3)]
+    assert flat(loader) == epochs[0]
+    for step, _ in enumerate(loader):
+        if step == 3:
+            break
+    (resumed,) = loaders(kind, seed=99)
+    resumed.load_state_dict(stored(loader.state_dict()))
+    resumed.resumes_mid_epoch = False
+    assert [item for step, batch in enumerate(resumed) if step > 3 for item in batch.tolist()] == epochs[1][8:]
+    assert flat(resumed) == epochs[2]

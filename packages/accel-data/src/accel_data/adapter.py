@@ -59,6 +59,7 @@ class DataLoaderAdapter(DataLoaderStateMixin, DataLoader):
             )
         self.use_stateful_dataloader = use_stateful_dataloader
         self.skip_batches = 0
+        self.resumes_mid_epoch = True  # False for scripts that count and leave out the batches before the place saved
         self.seed_per_sample = False
         self._epoch_seed: int | None = None
         self.ranks_met = False  # set by whoever ran a backward that waits for all ranks in this pass
@@ -198,6 +199,8 @@ class DataLoaderAdapter(DataLoaderStateMixin, DataLoader):
         if resume is not None and self._skips_by_hand and self._is_at_end(resume) and not self._is_end(skipped):
             self._leave(resume)  # nothing is left of that epoch, so the batches to skip are the next one's
             resume = None
+        if resume is not None and not self.resumes_mid_epoch:
+            resume = replace(resume, consumed=0, shards=None)
         if resume is None:
             return Position(epoch=cursor.epoch, consumed=skipped)
         if self.synchronized_generator is not None and resume.generator_state is not None:

@@ -7,6 +7,7 @@ iterating the sampler, and leaves the generator in the same state once `finish_o
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from typing import Any, TypeAlias
 
 import torch
@@ -19,6 +20,8 @@ from .samplers import SeedableRandomSampler
 Order: TypeAlias = range | Tensor | SampleOrder
 """Indices of an epoch: a range, an int64 tensor of shape (length,), or a function of the position."""
 
+_RANDPERM_USES_64_BITS = 2**32 // 20  # from this length on, torch draws otherwise
+_IN_VAIN_CHUNK = 2**20
 _WITH_REPLACEMENT_CHUNK = 32  # torch draws that many at a time; part of the order's definition
 
 
@@ -55,7 +58,26 @@ def finish_order(sampler: Iterable[Any]) -> None:
     if type(sampler) is RandomSampler and not sampler.replacement:
         n = len(sampler.data_source)
         if n and sampler.num_samples % n == 0:
-            torch.randperm(n, generator=sampler.generator)
+            _draw_permutation_in_vain(n, sampler.generator)
+
+
+def _draw_permutation_in_vain(n: int, generator: torch.Generator | None) -> None:
+    """Leave the generator as `torch.randperm(n)` does, at a tenth of its time: the draws without the shuffling."""
+    if n >= _RANDPERM_USES_64_BITS or not _permutations_draw_32_bits():
+        torch.randperm(n, generator=generator)
+        return
+    spare = torch.empty(min(n, _IN_VAIN_CHUNK), dtype=torch.int32)
+    for first in range(0, n - 1, _IN_VAIN_CHUNK):
+        spare[: min(_IN_VAIN_CHUNK, n - 1 - first)].random_(generator=generator)
+
+
+@cache
+def _permutations_draw_32_bits() -> bool:
+    """Whether this torch draws n - 1 numbers of 32 bits for a permutation of n; seen from where a generator ends."""
+    shuffled, drawn = torch.Generator().manual_seed(1), torch.Generator().manual_seed(1)
+    torch.randperm(1000, generator=shuffled)
+    torch.empty(999, dtype=torch.int32).random_(generator=drawn)
+    return torch.equal(shuffled.get_state(), drawn.get_state())
 
 
 def _draw_random(sampler: RandomSampler) -> Tensor:
