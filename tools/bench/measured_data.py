@@ -15,6 +15,7 @@ import importlib
 import statistics
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -57,7 +58,7 @@ def overhead_us(library: str) -> float:
     prepared = importlib.import_module(library).Accelerator(cpu=True).prepare(bare)
     pairs = [(seconds_of(lambda: exhaust(bare)), seconds_of(lambda: exhaust(prepared))) for _ in range(15)]
     bare_s, prepared_s = (min(times) for times in zip(*pairs, strict=True))  # the least disturbed epochs
-    return (prepared_s - bare_s) / num_batches * 1e6
+    return float(prepared_s - bare_s) / num_batches * 1e6
 
 
 def cut_us(library: str, world: int, order: str) -> float:
@@ -91,7 +92,11 @@ def order_figure(kind: str) -> float:
     order = accel_data.SampleOrder(10**12, seed=1)
     if kind == "block":
         blocks = range(0, 100 * 8192, 8192)
-        return statistics.median(seconds_of(lambda at=at: order[at : at + 8192]) for at in blocks) / 8192 * 1e6
+        return (
+            statistics.median(seconds_of(partial(order.__getitem__, slice(at, at + 8192))) for at in blocks)
+            / 8192
+            * 1e6
+        )
     if kind == "single":
         rounds = [seconds_of(lambda: [order[i] for i in range(1000)]) for _ in range(20)]
         return statistics.median(rounds) / 1000 * 1e6

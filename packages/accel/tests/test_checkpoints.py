@@ -67,7 +67,7 @@ def test_automatic_naming_counts_and_keeps_the_newest(tmp_path):
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert names == ["checkpoint_1", "checkpoint_2"]
     again = Run(tmp_path, automatic_checkpoint_naming=True, total_limit=2)
-    with pytest.raises(CheckpointError, match="belongs to an earlier run"):
+    with pytest.raises(CheckpointError, match="of an earlier run"):
         again.accelerator.project_configuration.iteration = 2
         again.accelerator.save_state()
     again.accelerator.load_state()
@@ -111,6 +111,33 @@ def test_a_damaged_newest_checkpoint_is_passed_over_and_its_number_left_alone(tm
         again.accelerator.load_state()
     assert again.accelerator.save_iteration == 2
     assert again.accelerator.save_state() == str(tmp_path / "checkpoints" / "checkpoint_2")
+
+
+def test_a_fresh_run_does_not_save_below_an_earlier_ones_checkpoints(tmp_path):
+    first = Run(tmp_path, automatic_checkpoint_naming=True, total_limit=2)
+    for _ in range(4):
+        first.accelerator.save_state()
+    fresh = Run(tmp_path, automatic_checkpoint_naming=True, total_limit=2)
+    with pytest.raises(CheckpointError, match=r"up to checkpoint_3 of an earlier run.*4 or more"):
+        fresh.accelerator.save_state()
+    fresh.accelerator.load_state(tmp_path / "checkpoints" / "checkpoint_2")  # back to an older one, and on from there
+    assert fresh.accelerator.save_state() == str(tmp_path / "checkpoints" / "checkpoint_4")
+
+
+def test_loading_begins_accumulation_anew_as_a_fresh_process_would(tmp_path):
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model = accelerator.prepare(nn.Linear(1, 1))
+    accelerator.save_state(tmp_path / "state")
+
+    def micro_step() -> bool:
+        with accelerator.accumulate(model):
+            accelerator.backward(model(torch.ones(1, 1)).sum())
+        return accelerator.sync_gradients
+
+    assert not micro_step()
+    accelerator.load_state(tmp_path / "state")
+    assert model.weight.grad is None
+    assert [micro_step(), micro_step()] == [False, True]
 
 
 def test_saving_on_each_node_is_refused(tmp_path):

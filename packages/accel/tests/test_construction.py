@@ -141,3 +141,25 @@ def test_the_facade_stays_small_enough_to_read():
 
 def test_cpu_ignores_every_accelerator():
     assert Accelerator(cpu=True).device == torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"project_config": "runs"}, "give a ProjectConfiguration"),
+        ({"dataloader_config": {}}, "give a DataLoaderConfiguration"),
+        ({"gradient_accumulation_plugin": 4}, "give a GradientAccumulationPlugin"),
+        ({"kwargs_handlers": AutocastKwargs()}, "give a list of handlers"),
+        ({"rng_types": ["foo"]}, "generator"),
+        ({"rng_types": "generator"}, "give a list"),
+    ],
+)
+def test_arguments_of_a_wrong_type_are_refused_by_name(arguments, said):
+    (name,) = arguments
+    with pytest.raises(SettingError, match=rf"{name}=.*{said}"):
+        Accelerator(cpu=True, **arguments)
+
+
+def test_a_limit_that_keeps_nothing_is_refused():
+    with pytest.raises(ValueError, match="total_limit=0"):
+        ProjectConfiguration(total_limit=0)

@@ -189,3 +189,11 @@ def test_harmless_calls_stay_harmless_on_one_process():
         assert not loader.batch_sampler.even_batches
     assert loader.batch_sampler.even_batches
     assert model.weight.grad.item() == 3.0
+
+
+@pytest.mark.parametrize("method", ["prepare_model", "prepare_optimizer", "prepare_scheduler"])
+def test_preparing_something_else_by_name_is_refused(method):
+    accelerator = Accelerator(cpu=True)
+    with pytest.raises(SettingError, match=rf"{method} takes .*got 3 of type int"):
+        getattr(accelerator, method)(3)
+    assert not accelerator._schedulers

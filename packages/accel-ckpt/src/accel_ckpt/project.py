@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from accel_state.errors import SettingError
+
 
 @dataclass
 class ProjectConfiguration:
@@ -16,6 +18,9 @@ class ProjectConfiguration:
         total_limit: with automatic naming, how many checkpoints to keep; None keeps all.
         iteration: the number of the next checkpoint.
         save_on_each_node: let each node's local main process write what is saved, not only the global one.
+
+    Raises:
+        SettingError: a limit that would keep nothing.
     """
 
     project_dir: str | None = None
@@ -26,6 +31,11 @@ class ProjectConfiguration:
     save_on_each_node: bool = False
 
     def __post_init__(self) -> None:
+        if self.total_limit is not None and (type(self.total_limit) is not int or self.total_limit < 1):
+            raise SettingError(
+                f"total_limit={self.total_limit!r} is not allowed: give how many checkpoints to keep, at least 1, or "
+                "None for all"
+            )
         self.set_directories(self.project_dir)
 
     def set_directories(self, project_dir: str | None = None) -> None:

@@ -58,7 +58,8 @@ class AcceleratedScheduler:
             warnings.warn(
                 f"this learning-rate scheduler moves {self._notches} notches per update, one for each of the "
                 f"{self._notches} processes, so a schedule that was counted in updates is compressed. Say which unit "
-                "it counts in: per='update' moves one notch per update, per='sample' keeps this without the warning.",
+                "it counts in: prepare_scheduler(scheduler, per='update') moves one notch per update, per='sample' "
+                "keeps this without the warning.",
                 stacklevel=2,
             )
 

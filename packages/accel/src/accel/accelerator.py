@@ -110,7 +110,7 @@ class Accelerator:
         self.policy = accel_precision.PrecisionPolicy.from_name(self.state.mixed_precision)
         self.scaler = self.policy.scaler(self.device.type, self.scaler_handler)
         self.device_placement = device_placement
-        self.rng_types = list(rng_types) if rng_types is not None else ["generator"]
+        self.rng_types = configuration.generator_kinds(rng_types)
         self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
 
         self.accumulation = accel_parallel.Accumulation(self.gradient_state)

@@ -62,7 +62,11 @@ def checked(objects: Sequence[Any]) -> Sequence[Any]:
     Raises:
         SettingError: names every one that cannot.
     """
-    wrong = [f"{item!r} ({type(item).__name__})" for item in objects if not isinstance(item, Stateful)]
+    wrong = [
+        f"{item!r} ({type(item).__name__})"
+        for item in objects
+        if isinstance(item, type) or not isinstance(item, Stateful)
+    ]
     if wrong:
         raise SettingError(
             "register_for_checkpointing takes objects with state_dict() and load_state_dict(); these lack them: "
@@ -123,11 +127,12 @@ def save_state(
             stacklevel=3,
         )
     checkpointer = _automatic(accelerator)
-    taken = checkpointer.directory / f"{PREFIX}{project.iteration}"
-    if taken.exists():
+    free = _next_number(checkpointer.directory)
+    if project.iteration < free:  # the highest number is the newest: one below would never be found again
         raise CheckpointError(
-            f"{taken} exists already and belongs to an earlier run: load_state() first to continue that run, choose "
-            "another project_dir, or set project_configuration.iteration to a free number"
+            f"{checkpointer.directory} holds checkpoints up to {PREFIX}{free - 1} of an earlier run: load_state() "
+            "first to continue that run, choose another project_dir, or set project_configuration.iteration to "
+            f"{free} or more"
         )
     saved = checkpointer.save(project.iteration, blocking=blocking, before_write=before_write, **objects)
     project.iteration += 1
@@ -165,9 +170,9 @@ def load_state(
         return
     if input_dir is not None:
         accel_ckpt.load_checkpoint(input_dir, objects, strict=strict, before_load=before_load)
-        name = Path(input_dir).name
-        if project.automatic_checkpoint_naming and name.startswith(PREFIX) and name[len(PREFIX) :].isdigit():
-            project.iteration = int(name[len(PREFIX) :]) + 1
+        if project.automatic_checkpoint_naming and project.project_dir is not None:
+            project.iteration = max(project.iteration, _next_number(_automatic(accelerator).directory))
+        _begin_anew(accelerator)
         return
     if not project.automatic_checkpoint_naming:
         raise CheckpointNotFoundError(
@@ -177,6 +182,7 @@ def load_state(
     checkpointer = _automatic(accelerator)
     checkpointer.restore(strict=strict, before_load=before_load, **objects)
     project.iteration = _next_number(checkpointer.directory)
+    _begin_anew(accelerator)
 
 
 def _load_foreign(accelerator: Accelerator, input_dir: str | os.PathLike[str]) -> None:
@@ -221,8 +227,18 @@ def _check_load_options(load_kwargs: Mapping[str, Any], function_kwargs: Mapping
         )
 
 
+def _begin_anew(accelerator: Accelerator) -> None:
+    """What a fresh process would find after loading: no gradients, and accumulation windows at their beginning."""
+    for model in accelerator.registry.models:
+        for parameter in model.parameters():
+            parameter.grad = None
+    accelerator.accumulation.reset()
+
+
 def _next_number(directory: Path) -> int:
     """One above every checkpoint that is there, the damaged ones that were passed over included."""
+    if not directory.is_dir():
+        return 0
     numbers = [path.name.removeprefix(PREFIX) for path in directory.iterdir() if path.name.startswith(PREFIX)]
     return 1 + max((int(number) for number in numbers if number.isdigit()), default=-1)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import accel_ckpt
 import accel_data
 import accel_parallel
+import accel_state
 from accel_state.errors import SettingError
 from accel_state.settings import UNSET, resolve
 
@@ -18,12 +20,38 @@ if TYPE_CHECKING:
     from accel_parallel import GradientAccumulationPlugin
 
 
+def check_type(argument: str, value: Any, kind: type) -> None:
+    """Refuse a configuration object of another type, which would fail somewhere later.
+
+    Raises:
+        SettingError: names the argument, the value and the type that is wanted.
+    """
+    if not isinstance(value, kind):
+        raise SettingError(f"{argument}={value!r} is a {type(value).__name__}: give a {kind.__name__}")
+
+
+def generator_kinds(rng_types: Sequence[Any] | None) -> list[Any]:
+    """The generators that loaders set to rank 0's at the start of an iteration.
+
+    Raises:
+        SettingError: a word that names no generator, or a single one that is not in a list.
+    """
+    if rng_types is None:
+        return ["generator"]
+    known = [kind.value for kind in accel_state.RNGType]
+    if isinstance(rng_types, str) or not all(str(getattr(kind, "value", kind)) in known for kind in rng_types):
+        raise SettingError(f"rng_types={rng_types!r} is not allowed: give a list of {', '.join(known)}")
+    return list(rng_types)
+
+
 def accumulation_plugin(steps: Any, plugin: GradientAccumulationPlugin | None) -> GradientAccumulationPlugin:
     """The accumulation settings: the plugin's, or as many steps as the argument or the environment says.
 
     Raises:
         SettingError: the plugin and the argument name different numbers of steps, or the number is not allowed.
     """
+    if plugin is not None:
+        check_type("gradient_accumulation_plugin", plugin, accel_parallel.GradientAccumulationPlugin)
     if plugin is None:
         return accel_parallel.GradientAccumulationPlugin(num_steps=resolve("gradient_accumulation_steps", steps).value)
     if steps is not UNSET and steps != plugin.num_steps:
@@ -40,6 +68,8 @@ def loader_configuration(split_batches: Any, config: DataLoaderConfiguration | N
     Raises:
         SettingError: the argument contradicts the configuration.
     """
+    if config is not None:
+        check_type("dataloader_config", config, accel_data.DataLoaderConfiguration)
     if split_batches is UNSET:
         return config or accel_data.DataLoaderConfiguration()
     warnings.warn(
@@ -66,6 +96,8 @@ def project_configuration(
     Raises:
         SettingError: both name a directory and they differ.
     """
+    if config is not None:
+        check_type("project_config", config, accel_ckpt.ProjectConfiguration)
     config = config or accel_ckpt.ProjectConfiguration()
     if project_dir is None:
         return config

@@ -26,6 +26,8 @@ def sort_handlers(handlers: Iterable[Any] | None) -> dict[str, Any]:
         SettingError: two of one class, or an object that nothing here would read.
     """
     by_name: dict[str, Any] = {}
+    if handlers is not None and not isinstance(handlers, list | tuple):
+        raise SettingError(f"kwargs_handlers={handlers!r} is a {type(handlers).__name__}: give a list of handlers")
     for handler in handlers or ():
         name = next((name for name, owner in OWNERS.items() if isinstance(handler, getattr(owner, name))), None)
         if name is None:

@@ -138,10 +138,16 @@ def is_scheduler(item: Any) -> bool:
     )
 
 
+def _require(holds: bool, item: Any, function: str, wanted: str) -> None:
+    if not holds:
+        raise SettingError(f"{function} takes {wanted}, and got {item!r} of type {type(item).__name__}")
+
+
 def prepare_model(
     accelerator: Accelerator, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
 ) -> nn.Module:
     """Apply the plan to one model and remember it."""
+    _require(is_model(model), model, "prepare_model", "a torch.nn.Module")
     if _known(accelerator.registry.models, model):
         return model
     place = accelerator.device_placement if device_placement is None else device_placement
@@ -155,6 +161,7 @@ def prepare_optimizer(
     accelerator: Accelerator, optimizer: Any, device_placement: bool | None = None
 ) -> AcceleratedOptimizer:
     """Wrap one optimizer and remember it."""
+    _require(is_optimizer(optimizer), optimizer, "prepare_optimizer", "a torch.optim.Optimizer")
     place = accelerator.device_placement if device_placement is None else device_placement
     prepared = accelerator.engine.prepare_optimizer(optimizer, place)
     if not _known(accelerator.registry.optimizers, prepared):
@@ -164,6 +171,8 @@ def prepare_optimizer(
 
 def prepare_scheduler(accelerator: Accelerator, scheduler: Any, per: Any = None) -> AcceleratedScheduler:
     """Wrap one scheduler and remember it."""
+    what = "a learning-rate scheduler with step, get_last_lr, state_dict and load_state_dict"
+    _require(is_scheduler(scheduler), scheduler, "prepare_scheduler", what)
     prepared = accelerator.engine.prepare_scheduler(scheduler, per=per)
     if not _known(accelerator.registry.schedulers, prepared):
         accelerator.registry.schedulers.append(prepared)
