@@ -175,3 +175,48 @@ def test_lengths():
 def test_a_rank_out_of_range_is_refused():
     with pytest.raises(DataLoaderError, match="process_index is 3"):
         IterableDatasetShard(Numbers(3), num_processes=2, process_index=3)
+
+
+class Stateful(IterableDataset):
+    """Tells where it stands, and begins anew unless it was just put back."""
+
+    def __init__(self, length):
+        self.length, self.position, self.is_put_back, self.made = length, 0, False, 0
+
+    def state_dict(self):
+        return {"position": self.position}
+
+    def load_state_dict(self, state):
+        self.position, self.is_put_back = state["position"], True
+
+    def __iter__(self):
+        if not self.is_put_back:
+            self.position = 0
+        self.is_put_back = False
+        while self.position < self.length:
+            self.made += 1
+            self.position += 1
+            yield self.position - 1
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 1), (2, 3)])
+def test_a_stream_that_tells_its_state_is_put_back_instead_of_read(before, after):
+    group = [prepared(DataLoader(Stateful(60), batch_size=2), before, rank) for rank in range(before)]
+    seen = []
+    for loader in group:
+        for _, batch in zip(range(4), loader, strict=False):
+            seen += batch.tolist()
+    state = group[-1].state_dict()
+    assert state["source_state"] == {"position": 8 * before}
+    sources = [Stateful(60) for _ in range(after)]
+    resumed = [prepared(DataLoader(source, batch_size=2), after, rank) for rank, source in enumerate(sources)]
+    rest = []
+    for loader in resumed:
+        loader.load_state_dict(state)
+        assert loader.state_dict()["source_state"] == state["source_state"]
+        for batch in loader:
+            rest += batch.tolist()[: loader.tail.real if loader.tail else None]
+    assert sorted(seen + rest) == list(range(60))
+    assert [source.made for source in sources] == [60 - 8 * before] * after
+    assert batches(resumed[0])[0] == [0, 1]  # the next epoch is whole
+    assert "source_state" not in resumed[0].state_dict()

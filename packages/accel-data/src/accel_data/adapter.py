@@ -128,6 +128,8 @@ class DataLoaderAdapter(DataLoaderStateMixin, DataLoader):
         """What is read in a new pass."""
         if isinstance(self._shard, SourcePart):
             return self._shard.open(origin.consumed, origin.shards)
+        if isinstance(self._shard, StreamPart):
+            return self._shard.open(origin.consumed, origin.source_state)
         return self._shard.open(origin.consumed)
 
     def _batches(self, feed: Feed) -> Iterator[Any]:
@@ -200,13 +202,13 @@ class DataLoaderAdapter(DataLoaderStateMixin, DataLoader):
             self._leave(resume)  # nothing is left of that epoch, so the batches to skip are the next one's
             resume = None
         if resume is not None and not self.resumes_mid_epoch:
-            resume = replace(resume, consumed=0, shards=None)
+            resume = replace(resume, consumed=0, shards=None, source_state=None)
         if resume is None:
             return Position(epoch=cursor.epoch, consumed=skipped)
         if self.synchronized_generator is not None and resume.generator_state is not None:
             self.synchronized_generator.set_state(resume.generator_state)
         if self._skips_by_hand:
-            return replace(resume, consumed=skipped, shards=None)
+            return replace(resume, consumed=skipped, shards=None, source_state=None)
         if resume.consumed:
             unit = "samples" if self._shard.counts_samples else "batches"
             length = self._shard.num_units

@@ -28,12 +28,14 @@ class Position:
         consumed: units of the order (samples, or batches of an unknown batch sampler) that the user has received.
         generator_state: the sampler's generator as it was before this epoch's order was drawn.
         shards: samples received of each shard, of a data set that is read in shards.
+        source_state: of an iterable data set that tells it.
     """
 
     epoch: int = 0
     consumed: int = 0
     generator_state: Tensor | None = None
     shards: tuple[int, ...] | None = None
+    source_state: Any = None
 
 
 @dataclass
@@ -54,7 +56,8 @@ class Pass:
         if self.num_units is not None:
             consumed = min(consumed, max(self.num_units, self.origin.consumed))
         shards = getattr(self.feed, "positions", None)  # of a data set in shards
-        return replace(self.origin, consumed=consumed, shards=shards)
+        source_state = getattr(self.feed, "source_state", None)  # of a stream that tells it
+        return replace(self.origin, consumed=consumed, shards=shards, source_state=source_state)
 
 
 @dataclass
@@ -95,6 +98,7 @@ def state_of(position: Position, fingerprint: Fingerprint, seed: int | None) -> 
         "seed": seed,
         "generator_state": position.generator_state,
         "shard_positions": _shard_positions(position, fingerprint),
+        "source_state": position.source_state,
     }
     return state | {key: value for key, value in optional.items() if value is not None}
 
@@ -131,6 +135,7 @@ def position_of(state: Mapping[str, Any], fingerprint: Fingerprint) -> Position:
         consumed=consumed,
         generator_state=state.get("generator_state"),
         shards=None if shards is None else tuple(shards),
+        source_state=state.get("source_state"),
     )
 
 

@@ -5,6 +5,7 @@ Ranks have to read the same stream in the same order; a `generator` or `set_epoc
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -20,7 +21,8 @@ class IterableDatasetShard(IterableDataset):
     """The samples of one rank, batch by batch, so that all ranks together see the stream.
 
     Args:
-        dataset: any iterable; one with `skip(n)` is asked to start later instead of being read and dropped.
+        dataset: any iterable. One with `skip(n)` is asked to start later, one with `state_dict` and `load_state_dict`
+            is put back, and any other is read and dropped up to where it continues.
         batch_size: samples of a batch, before splitting.
         drop_last: leave out a last round that is short; otherwise `even_batches` decides.
         num_processes: ranks that read the stream.
@@ -59,6 +61,7 @@ class IterableDatasetShard(IterableDataset):
             even_batches=even_batches,
         )
         self.start = 0  # samples of the stream that were consumed before the next iteration
+        self.source_state: Any = None  # of the data set, to be put back before the next iteration
         self.last_portion: Portion | None = None  # the one handed out last, where it is read in this process
         self.first_dry: int | None = None  # the first rank that got nothing in the round read last, if any
 
@@ -71,6 +74,9 @@ class IterableDatasetShard(IterableDataset):
     def __iter__(self) -> Iterator[Any]:
         self.last_portion = self.first_dry = None
         source, start = self.dataset, self.start
+        if self.source_state is not None:
+            source.load_state_dict(self.source_state)
+            start = 0
         if start and callable(getattr(source, "skip", None)):
             source, start = source.skip(start), 0
         if self.num_processes == 1:
@@ -102,12 +108,15 @@ class StreamFeed:
     Args:
         shard: the data set that torch's iterator reads.
         num_dropped: batches to read and drop first.
+        keeps_state: whether the data set tells its state, which is then noted for each batch.
     """
 
     is_padding = False
 
-    def __init__(self, shard: IterableDatasetShard, num_dropped: int) -> None:
+    def __init__(self, shard: IterableDatasetShard, num_dropped: int, keeps_state: bool = False) -> None:
         self._shard = shard
+        self._keeps_state = keeps_state
+        self.source_state: Any = shard.source_state  # of the data set after the batch handed out last
         self._num_dropped = num_dropped
         self.total: int | None = None
         self.tail: Tail | None = None
@@ -124,8 +133,9 @@ class StreamFeed:
         missing = object()
         batch = next(batches, missing)
         while batch is not missing:
+            state = copy.deepcopy(self._shard.dataset.state_dict()) if self._keeps_state else None
             following = next(batches, missing)
-            served += 1
+            served, self.source_state = served + 1, state
             if self.ragged is None and self._shard.first_dry is not None:
                 self.ragged = Ragged(served, self._shard.first_dry)
             if following is missing:
@@ -182,17 +192,26 @@ class StreamPart:
         """Samples that all ranks together take in one step."""
         return None if self.batch_size is None else self.dataset.partition.round_size
 
-    def open(self, start: int = 0) -> StreamFeed:
-        """The batches after the first `start` units."""
+    def open(self, start: int = 0, source_state: Any = None) -> StreamFeed:
+        """The batches after the first `start` units, or from a state of the data set."""
         self.dataset.start = start if self.counts_samples else 0
-        return StreamFeed(self.dataset, num_dropped=0 if self.counts_samples else start)
+        self.dataset.source_state = source_state
+        return StreamFeed(self.dataset, 0 if self.counts_samples else start, self._keeps_state)
+
+    @property
+    def _keeps_state(self) -> bool:
+        """Whether the data set's own state is used: it has one, no quicker `skip`, and is read in this process."""
+        source = self.dataset.dataset
+        names = ("state_dict", "load_state_dict")
+        has_state = all(callable(getattr(source, name, None)) for name in names)
+        return has_state and not self.has_workers and not callable(getattr(source, "skip", None))
 
     def finish(self) -> None:
         """Nothing: reading the stream has drawn what it draws."""
 
     def pass_over(self) -> None:
         """Read the stream to its end, so that its generator stands where the next epoch begins."""
-        self.dataset.start = 0
+        self.dataset.start, self.dataset.source_state = 0, None
         drop_items(iter(self.dataset), sys.maxsize)
 
     def __len__(self) -> int:
