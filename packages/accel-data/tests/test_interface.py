@@ -1,10 +1,20 @@
 """The names that loops written for Accelerate call on a loader."""
 
+import pickle
+
 import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
-from accel_data import DataLoaderAdapter, DataLoaderShard, DataLoaderStateMixin, get_sampler, prepare_data_loader
+from accel_data import (
+    DataLoaderAdapter,
+    DataLoaderDispatcher,
+    DataLoaderShard,
+    DataLoaderStateMixin,
+    get_sampler,
+    prepare_data_loader,
+    skip_first_batches,
+)
 from accel_state import GradientState
 from accel_state.errors import DataLoaderError
 
@@ -93,3 +103,17 @@ def test_a_part_that_is_cut_already_is_used_as_it_is():
         DataLoader(Half(), batch_size=2), num_processes=2, process_index=1, already_sharded=True
     )
     assert flat(stream) == list(range(6, 12))
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_a_dispatcher_alone_is_an_ordinary_loader(split):
+    loader = DataLoaderDispatcher(DATA, split_batches=split, batch_size=5)
+    ends = [loader.end_of_dataloader for _ in loader]
+    assert (ends, loader.remainder, loader.total_batch_size, len(loader)) == ([False, False, True], 2, 5, 3)
+    assert flat(skip_first_batches(loader, 1)) == DATA[5:].tolist()
+    iterator = iter(loader)
+    next(iterator)
+    again = pickle.loads(pickle.dumps(loader))
+    again.load_state_dict(loader.state_dict())
+    assert (flat(again), flat(again)) == (DATA[5:].tolist(), DATA.tolist())
+    assert (loader.total_dataset_length, again.iteration) == (12, 4)
