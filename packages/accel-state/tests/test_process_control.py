@@ -140,9 +140,9 @@ def test_cpu_cannot_be_asked_for_once_another_device_is_in_use(
 @pytest.mark.parametrize(
     ("device", "said"),
     [
-        ("cuda:9", "there are 2 cuda devices, up to cuda:1"),
+        ("cuda:9", r"there are 2 cuda devices \(0 to 1\)"),
         ("meta", "device type 'meta'"),
-        ("cuda:one", ".cuda:one. is not a device: write it as cuda:0"),
+        ("cuda:one", "'cuda:one' was asked for, which is not a device: write it as cuda:0"),
     ],
 )
 def test_a_device_that_does_not_exist(

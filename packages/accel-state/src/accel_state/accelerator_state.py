@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -201,11 +201,9 @@ class AcceleratorState:
         """As `PartialState.wait_for_everyone`."""
         PartialState().wait_for_everyone()
 
-    @contextmanager
-    def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> Iterator[Any]:
+    def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> AbstractContextManager[Any]:
         """As `PartialState.split_between_processes`."""
-        with PartialState().split_between_processes(inputs, apply_padding) as part:
-            yield part
+        return PartialState().split_between_processes(inputs, apply_padding)
 
     @contextmanager
     def main_process_first(self) -> Iterator[None]:

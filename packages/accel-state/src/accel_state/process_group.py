@@ -165,7 +165,7 @@ def _leave() -> None:
 
 
 def _is_usable(job: Job) -> bool:
-    return job.channel is None or has_group()
+    return job.channel is None or dist.is_initialized()
 
 
 def _check_same(job: Job, cpu: bool, init_kwargs: dict[str, Any]) -> None:

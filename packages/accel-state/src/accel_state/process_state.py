@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import multiprocessing
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -178,8 +178,7 @@ class PartialState:
 
         return run
 
-    @contextmanager
-    def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> Iterator[Any]:
+    def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> AbstractContextManager[Any]:
         """This rank's contiguous part of a list, tuple, tensor, data set or dict of them; types are kept.
 
         Args:
@@ -189,7 +188,7 @@ class PartialState:
         Raises:
             ValueError: the values of a dict differ in length.
         """
-        yield split_part(inputs, self.process_index, self.num_processes, apply_padding)
+        return nullcontext(split_part(inputs, self.process_index, self.num_processes, apply_padding))
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """Print once per machine."""

@@ -137,7 +137,7 @@ class Channel:
         self.timeout = timeout
         self._is_copy = False
         _CHANNELS.add(self)
-        self._slot_bytes = 4096 if world_size <= 256 else 1024
+        self._slot_bytes = 8192 if world_size <= 64 else 1024
         self._lock = threading.Lock()  # one collective at a time, whichever thread calls it
         self._wait_slice = min(_SLICE, timeout)
         self._number = 0
@@ -212,7 +212,8 @@ class Channel:
         Raises:
             CollectiveMismatchError: the ranks called different things, or some did not come.
 
-        Cost: one all-gather of 4 KiB per rank; where a rank's head and body do not fit into that, a message too.
+        Cost: one all-gather of 8 KiB per rank (1 KiB where there are more than 64); where a rank's head and body do not
+            fit into that, a message too.
         """
         length = padded_bytes(body)
         self._write_header(call, len(head), length)

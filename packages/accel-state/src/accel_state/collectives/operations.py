@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from accel_state import process_group
 from accel_state.collectives import layout, special
 from accel_state.collectives.channel import Call, Channel
 from accel_state.collectives.packing import (
@@ -38,9 +39,7 @@ REDUCTIONS = ("sum", "mean", "max", "none")
 
 def _channel() -> Channel | None:
     """Our group, or None when this process is the only one."""
-    from accel_state.process_group import current_job
-
-    channel = current_job().channel
+    channel = process_group.current_job().channel
     return None if channel is None or channel.world_size == 1 else channel
 
 
@@ -78,7 +77,7 @@ def gather(tensor: Any, *, uniform: bool = False) -> Any:
         TypeError: a leaf that is not a tensor, or one that cannot be sent; names its place.
         CollectiveMismatchError: the ranks' data differ, or one did not come.
 
-    Cost: an exchange of slots, without `uniform`; beyond 3.5 KiB, and for tensors on a device, one all-gather per kind
+    Cost: an exchange of slots, without `uniform`; beyond 8 KB, and for tensors on a device, one all-gather per kind
     of device, of the longest rank's bytes. No device is waited for.
     """
     channel = _channel()
@@ -105,7 +104,7 @@ def _gather_one(channel: Channel, leaf: torch.Tensor, uniform: bool) -> torch.Te
 
 
 def _gather_checked(channel: Channel, leaves: Sequence[torch.Tensor], call: Call) -> list[torch.Tensor]:
-    layout_of_sizes = struct.Struct(f"{len(leaves)}q")
+    layout_of_sizes = _integers(len(leaves))
     head = layout_of_sizes.pack(*[leaf.shape[0] for leaf in leaves])
     on_cpu = [leaf for leaf in leaves if leaf.is_cpu]
     is_inline = channel.fits(len(head), padded_bytes(on_cpu))
@@ -127,6 +126,11 @@ def _gather_checked(channel: Channel, leaves: Sequence[torch.Tensor], call: Call
             parts = _gather_message(channel, mine, sizes, lengths, call)
         gathered.update(zip(indices, parts, strict=True))
     return [gathered[index] for index in range(len(leaves))]
+
+
+@functools.lru_cache(maxsize=256)
+def _integers(count: int) -> struct.Struct:
+    return struct.Struct(f"{count}q")
 
 
 def _gather_uniform(channel: Channel, leaves: Sequence[torch.Tensor], call: Call) -> list[torch.Tensor]:
@@ -174,7 +178,7 @@ def gather_object(object: Any) -> list[Any]:  # noqa: A002  (the peer's name)
         object: a list or tuple, whose items are joined to one list; anything else counts as one item. (The peer takes
             texts apart into characters and dicts into keys.)
 
-    Cost: an exchange of slots; beyond 3.5 KiB an all-gather of the longest rank's pickle.
+    Cost: an exchange of slots; beyond 8 KB an all-gather of the longest rank's pickle.
     """
     channel = _channel()
     if channel is None:
@@ -199,7 +203,7 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
         TypeError: a leaf that is not a tensor; names its place.
         CollectiveMismatchError: the ranks' data differ, or one did not come.
 
-    Cost: an exchange of slots; beyond 3.5 KiB, and for tensors on a device, one broadcast per kind of device.
+    Cost: an exchange of slots; beyond 8 KB, and for tensors on a device, one broadcast per kind of device.
     """
     channel = _channel()
     if channel is None:
@@ -243,9 +247,7 @@ def copy_tensor_to_devices(tensor: torch.Tensor | None = None) -> torch.Tensor:
     Raises:
         ValueError: rank 0 gives none.
     """
-    from accel_state.process_group import current_job
-
-    job, channel = current_job(), _channel()
+    job, channel = process_group.current_job(), _channel()
     if channel is not None:
         tensor = channel.broadcast_object("copy_tensor_to_devices", None if tensor is None else tensor.cpu(), 0)
     if tensor is None:
@@ -275,7 +277,7 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0, *, uniform:
         TypeError: a leaf that is not a tensor; names its place.
         CollectiveMismatchError: the ranks' data differ, or one did not come.
 
-    Cost: an exchange of slots, without `uniform`; beyond 3.5 KiB, and for tensors on a device, one all-reduce per dtype
+    Cost: an exchange of slots, without `uniform`; beyond 8 KB, and for tensors on a device, one all-reduce per dtype
     and device.
     """
     if reduction not in REDUCTIONS:
@@ -303,9 +305,7 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0, *, uniform:
 
 @functools.cache
 def _warn_scale(scale: float) -> None:
-    from accel_state.process_group import current_job
-
-    if current_job().kind.name != "xla":
+    if process_group.current_job().kind.name != "xla":
         warnings.warn(f"scale={scale} of reduce has an effect on XLA only", stacklevel=3)
 
 

@@ -152,6 +152,10 @@ def send_to_device(
 def _moved(data: Any, device: torch.device, non_blocking: bool, skipped: Sequence[str]) -> Any:
     if isinstance(data, torch.Tensor):
         return data.to(device, non_blocking=non_blocking)
+    if type(data) is list:  # the usual containers first: asking for a Mapping takes longer than moving a tensor
+        return [_moved(value, device, non_blocking, skipped) for value in data]
+    if type(data) is dict and not skipped:
+        return {key: _moved(value, device, non_blocking, skipped) for key, value in data.items()}
     if isinstance(data, Mapping):
         kept = {k: v if k in skipped else _moved(v, device, non_blocking, skipped) for k, v in data.items()}
         return _like_mapping(data, kept)
