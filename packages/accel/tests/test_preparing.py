@@ -197,3 +197,33 @@ def test_preparing_something_else_by_name_is_refused(method):
     with pytest.raises(SettingError, match=rf"{method} takes .*got 3 of type int"):
         getattr(accelerator, method)(3)
     assert not accelerator._schedulers
+
+
+def test_another_accelerator_takes_prepared_objects_over():
+    """As when a notebook's cell runs again: the new settings count, not those of the first preparation."""
+    first = Accelerator(cpu=True, mixed_precision="bf16")
+    prepared = first.prepare(*objects())
+    second = Accelerator(cpu=True, gradient_accumulation_steps=4)
+    model, optimizer, scheduler, loader = second.prepare(*prepared)
+    assert model is prepared[0]
+    assert {item.gradient_state for item in (optimizer, scheduler, loader)} == {second.gradient_state}
+    assert scheduler.optimizers == [optimizer]
+    assert not hasattr(model, "_original_forward")
+    before = model.weight.detach().clone()
+    changed = []
+    for batch in loader:
+        with second.accumulate(model):
+            second.backward(model(batch).mean())
+            optimizer.step()
+            optimizer.zero_grad()
+        changed.append(not torch.equal(model.weight, before))
+    assert changed == [False, False, False, True]
+
+
+def test_preparing_the_same_bare_objects_again_gives_what_was_prepared():
+    model, optimizer, scheduler, _ = objects()
+    accelerator = Accelerator(cpu=True)
+    prepared = accelerator.prepare(model, optimizer, scheduler)
+    again = accelerator.prepare(model, optimizer, scheduler)
+    assert all(one is other for one, other in zip(prepared, again, strict=True))
+    assert [len(held) for held in (accelerator._models, accelerator._optimizers, accelerator._schedulers)] == [1, 1, 1]

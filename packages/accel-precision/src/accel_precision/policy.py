@@ -17,7 +17,7 @@ from accel_state.errors import PrecisionError
 from .capability import require_dtype
 from .handlers import AutocastKwargs, GradScalerKwargs
 from .scaler import GradScaler
-from .wrap import wrap_method
+from .wrap import unwrap_method, wrap_method
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -131,7 +131,7 @@ class PrecisionPolicy:
 
         `type(model)`, names of parameters, pickling and deep copies stay as they were, and no reference cycle is made.
         What the method was lies at `model._original_<method>`; `unwrap_forward(model)` is a view without autocast. The
-        policy "no" changes nothing.
+        policy "no" takes away what an earlier policy put there.
 
         Args:
             model: any module; wrapped anew, it gets the new settings.
@@ -145,7 +145,7 @@ class PrecisionPolicy:
         if not callable(getattr(model, method, None)):
             raise PrecisionError(f"{type(model).__name__} has no method {method!r} that could run under autocast.")
         if self.compute is torch.float32:
-            return model
+            return unwrap_method(model, method)
         require_dtype(self.compute, device_type)
         return wrap_method(
             model,

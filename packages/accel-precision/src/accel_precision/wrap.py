@@ -183,6 +183,16 @@ def wrap_method(
     return model
 
 
+def unwrap_method(model: M, name: str) -> M:
+    """Undo `wrap_method` on the model itself; one that is not wrapped stays as it is."""
+    present = vars(model).get(name)
+    if isinstance(present, AutocastMethod):
+        del vars(model)[name], vars(model)[f"_original_{name}"]
+        if not isinstance(present.__wrapped__, WeakMethod):
+            vars(model)[name] = present.__wrapped__  # it was on the instance before
+    return model
+
+
 def unwrap_forward(model: M) -> M:
     """The model as it is without autocast, as a view: the one that was passed stays wrapped and keeps working.
 

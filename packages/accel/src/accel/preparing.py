@@ -66,8 +66,7 @@ def model_plan(accelerator: Accelerator, *, place: bool, evaluation_mode: bool) 
     steps: list[Any] = [accel_parallel.single(move=place)]
     if accelerator.use_distributed and not evaluation_mode:
         steps.append(accel_parallel.ddp(accelerator.ddp_handler))
-    if accelerator.policy.name != "no":
-        steps.append(accel_precision.autocast_step(accelerator.policy, accelerator.autocast_handler))
+    steps.append(accel_precision.autocast_step(accelerator.policy, accelerator.autocast_handler))
     return accel_parallel.Plan(steps)
 
 
@@ -148,8 +147,10 @@ def prepare_model(
 ) -> nn.Module:
     """Apply the plan to one model and remember it."""
     _require(is_model(model), model, "prepare_model", "a torch.nn.Module")
-    if _known(accelerator.registry.models, model):
-        return model
+    bare = accel_parallel.extract_model_from_parallel(model, keep_torch_compile=False)
+    for known in accelerator.registry.models:
+        if accel_parallel.extract_model_from_parallel(known, keep_torch_compile=False) is bare:
+            return known  # prepared already, be it by the wrapper or by what is inside
     place = accelerator.device_placement if device_placement is None else device_placement
     plan = model_plan(accelerator, place=place, evaluation_mode=evaluation_mode)
     prepared = plan.apply(model, accelerator.engine.context)
@@ -173,6 +174,9 @@ def prepare_scheduler(accelerator: Accelerator, scheduler: Any, per: Any = None)
     """Wrap one scheduler and remember it."""
     what = "a learning-rate scheduler with step, get_last_lr, state_dict and load_state_dict"
     _require(is_scheduler(scheduler), scheduler, "prepare_scheduler", what)
+    for known in accelerator.registry.schedulers:
+        if scheduler is known.scheduler:
+            return known
     prepared = accelerator.engine.prepare_scheduler(scheduler, per=per)
     if not _known(accelerator.registry.schedulers, prepared):
         accelerator.registry.schedulers.append(prepared)
@@ -194,9 +198,13 @@ def prepare_data_loader(
     """Shard one loader and remember it."""
     known = accelerator.registry.dataloaders
     if isinstance(loader, accel_data.DataLoaderShard):
-        if not _known(known, loader):
-            known.append(loader)
-        return loader
+        if loader.gradient_state is None:
+            loader.gradient_state = accelerator.gradient_state  # cut by its owner, and now part of this run
+        if loader.gradient_state is accelerator.gradient_state:
+            if not _known(known, loader):
+                known.append(loader)
+            return loader
+        loader = loader.base_dataloader  # of another run: cut anew, as this one's settings say
     config = accelerator.dataloader_config
     place = accelerator.device_placement if device_placement is None else device_placement
     prepared = accel_data.prepare_data_loader(

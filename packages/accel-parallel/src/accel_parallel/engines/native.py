@@ -64,23 +64,29 @@ class NativeEngine:
         return Prepared(models=models, optimizers=optimizers, schedulers=schedulers)
 
     def prepare_optimizer(self, optimizer: Any, device_placement: bool = True) -> AcceleratedOptimizer:
-        """The wrapped optimizer; one that is wrapped comes back itself."""
-        if isinstance(optimizer, AcceleratedOptimizer):
-            wrapped = optimizer
-        else:
-            wrapped = AcceleratedOptimizer(optimizer, device_placement, self.scaler, gradient_state=self.gradient_state)
-        if all(known is not wrapped for known in self.optimizers):
-            self.optimizers.append(wrapped)
+        """The wrapped optimizer, one for each inner one and bound to this run; that of another run is wrapped anew."""
+        wrapped = optimizer if isinstance(optimizer, AcceleratedOptimizer) else None
+        inner = optimizer if wrapped is None else wrapped.optimizer
+        for known in self.optimizers:
+            if known.optimizer is inner:
+                return known
+        if wrapped is None or wrapped.gradient_state is not self.gradient_state:
+            wrapped = AcceleratedOptimizer(inner, device_placement, self.scaler, gradient_state=self.gradient_state)
+        self.optimizers.append(wrapped)
         return wrapped
 
     def prepare_scheduler(self, scheduler: Any, per: Unit | None = None) -> AcceleratedScheduler:
         """The wrapped scheduler, bound to its own optimizer if that was prepared here, else to all that were.
 
+        One of another run is wrapped anew.
+
         Args:
             per: the unit that it counts in; the engine's by default.
         """
         if isinstance(scheduler, AcceleratedScheduler):
-            return scheduler
+            if scheduler.gradient_state is self.gradient_state:
+                return scheduler
+            scheduler = scheduler.scheduler
         inner = getattr(scheduler, "optimizer", None)
         own = [known for known in self.optimizers if inner is known or inner is known.optimizer]
         return AcceleratedScheduler(
