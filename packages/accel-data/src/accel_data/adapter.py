@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from accel_state.errors import DataLoaderError
 
 from .digest import SampleDigest, digest_of
-from .epochs import tell_epoch
+from .epochs import tell_epoch, warn_of_deaf_workers
 from .feeds import Feed, KnownFeed, Ragged, Tail
 from .mailbox import DataLoaderStateMixin
+from .parts import Part, own_part
 from .permutation import PermutationSampler
 from .position import Cursor, Fingerprint, OrderKind, Pass, Position, position_of, state_of
 from .randomness import drawn_generator, synchronize, worker_seed
 from .samplers import SeedableRandomSampler, innermost_sampler, set_innermost_sampler
 from .seeded import SeededIndices, SeededReads, epoch_seed
-from .shard import BatchSamplerShard, ItemShard
+from .shard import BatchSamplerShard
 from .source_part import SourcePart
-from .sources import ShardedStream, TaggedCollate
-from .stream import IterableDatasetShard, StreamPart
+from .stream import StreamPart
 
 logger = logging.getLogger("accel_data")
 
@@ -65,7 +64,7 @@ class DataLoaderAdapter(DataLoaderStateMixin, DataLoader):
         self.ranks_met = False  # set by whoever ran a backward that waits for all ranks in this pass
         self.joins_uneven_inputs = False  # whether ranks without data shadow the others, so that none waits forever
         self.rng_types: list[Any] = ["generator"]
-        self._shard = _own_part(self)
+        self._shard = own_part(self)
         self._cursor = Cursor()
         self._skips_by_hand = False
         self._tail: Tail | None = None
@@ -327,7 +326,7 @@ class DataLoaderAdapter(DataLoaderStateMixin, DataLoader):
 
     def _tell_epoch(self, epoch: int) -> None:
         if self._iterator is not None and not isinstance(self._shard, SourcePart):
-            _warn_of_deaf_workers(self.dataset)
+            warn_of_deaf_workers(self.dataset)
         tell_epoch((self.dataset, self._shard), epoch)
         sampler = innermost_sampler(self._shard)
         if isinstance(sampler, SeedableRandomSampler):
@@ -390,7 +389,7 @@ class DataLoaderAdapter(DataLoaderStateMixin, DataLoader):
         return self._cursor.epoch
 
     @property
-    def part(self) -> BatchSamplerShard | StreamPart | SourcePart:
+    def part(self) -> Part:
         """What is read of the order or the stream."""
         return self._shard
 
@@ -410,50 +409,6 @@ class DataLoaderAdapter(DataLoaderStateMixin, DataLoader):
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_iterator": None}
-
-
-def _own_part(loader: DataLoader) -> BatchSamplerShard | StreamPart | SourcePart:
-    """This rank's part of a loader just constructed; torch's attributes are made to say what the user wrote.
-
-    torch forbids to set them after construction, since it would not notice; here that is the point.
-    """
-    attributes = vars(loader)
-    if isinstance(loader.dataset, ShardedStream):
-        return _source_part(loader, loader.dataset)
-    if isinstance(loader.dataset, IterableDataset):
-        stream = StreamPart(loader)
-        attributes["dataset"] = stream.dataset
-        return stream
-    if loader.batch_sampler is None:
-        order = loader.sampler
-        items = order if isinstance(order, BatchSamplerShard) else ItemShard(order)
-        attributes["sampler"] = items
-        return items
-    given = loader.batch_sampler
-    part = given if isinstance(given, BatchSamplerShard) else BatchSamplerShard(given)
-    attributes.update(
-        batch_sampler=part, batch_size=part.batch_size, drop_last=part.drop_last, sampler=innermost_sampler(part)
-    )
-    return part
-
-
-def _source_part(loader: DataLoader, stream: ShardedStream) -> SourcePart:
-    """Samples are tagged with their shards on the way through the collate function."""
-    vars(loader)["collate_fn"] = TaggedCollate(loader.collate_fn)
-    return SourcePart(
-        stream, loader.batch_size, repeats=stream.repeats and not loader.drop_last, has_workers=loader.num_workers > 0
-    )
-
-
-def _warn_of_deaf_workers(dataset: Any) -> None:
-    """Persistent workers, once started, read from a copy of the data set that nobody can tell anything."""
-    told = dataset.dataset if isinstance(dataset, IterableDatasetShard) else dataset
-    if callable(getattr(told, "set_epoch", None)):
-        warnings.warn(
-            f"{type(told).__name__}.set_epoch does not reach persistent workers, which keep the copy of the data set "
-            "that they were started with. Use persistent_workers=False, or a data set that comes in shards.",
-            stacklevel=5,
-        )
 
 
 def _name_samples(error: Exception, feed: Feed, step: int) -> None:

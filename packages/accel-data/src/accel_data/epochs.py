@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
+
+from .stream import IterableDatasetShard
 
 _INNER = ("batch_sampler", "sampler", "dataset", "data_source")
 
@@ -29,3 +32,14 @@ def _with_wrapped(roots: tuple[Any, ...]) -> Iterator[Any]:
         datasets = getattr(found, "datasets", None)  # torch's ConcatDataset, ChainDataset, StackDataset
         if isinstance(datasets, list | tuple):
             todo += datasets
+
+
+def warn_of_deaf_workers(dataset: Any) -> None:
+    """Persistent workers, once started, read from a copy of the data set that nobody can tell anything."""
+    told = dataset.dataset if isinstance(dataset, IterableDatasetShard) else dataset
+    if callable(getattr(told, "set_epoch", None)):
+        warnings.warn(
+            f"{type(told).__name__}.set_epoch does not reach persistent workers, which keep the copy of the data set "
+            "that they were started with. Use persistent_workers=False, or a data set that comes in shards.",
+            stacklevel=5,
+        )
