@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accel_state.splitting import part_bounds, split_part
+from accel_state.splitting import drop_padding, part_bounds, split_part
 
 
 @given(st.integers(0, 50), st.integers(1, 9))
@@ -71,3 +71,19 @@ def test_data_sets_are_asked_to_select() -> None:
 def test_unequal_lengths_name_keys_and_lengths() -> None:
     with pytest.raises(ValueError, match=r"'a': 3, 'b': 1"):
         split_part({"a": [1, 2, 3], "b": [1]}, 0, 2)
+
+
+@pytest.mark.parametrize("length", range(1, 8))
+@pytest.mark.parametrize("num_processes", [1, 2, 3, 5])
+def test_padding_is_dropped_again(length: int, num_processes: int) -> None:
+    whole = list(range(length))
+    parts = [split_part(whole, rank, num_processes, apply_padding=True) for rank in range(num_processes)]
+    gathered = [item for part in parts for item in part]
+    assert drop_padding(gathered, length, num_processes) == whole
+    assert drop_padding({"x": tuple(gathered)}, length, num_processes) == {"x": tuple(whole)}
+    assert drop_padding(torch.tensor(gathered), length, num_processes).tolist() == whole
+
+
+def test_padding_of_something_else_is_not_dropped() -> None:
+    with pytest.raises(ValueError, match="5 items are not what 2 processes give for 3, which is 2 each"):
+        drop_padding([1] * 5, 3, 2)

@@ -139,6 +139,7 @@ if TYPE_CHECKING:
     from accel_state.rng import set_seed as set_seed
     from accel_state.rng import synchronize_rng_state as synchronize_rng_state
     from accel_state.rng import synchronize_rng_states as synchronize_rng_states
+    from accel_state.splitting import drop_padding as drop_padding
     from accel_state.topology import Topology as Topology
     from accel_state.trigger import Trigger as Trigger
     from accel_state.versions import compare_versions as compare_versions
@@ -150,6 +151,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "process_state": ["PartialState"],
         "accelerator_state": ["AcceleratorState", "is_initialized"],
         "gradient_state": ["GradientState"],
+        "splitting": ["drop_padding"],
         "topology": ["Topology"],
         "trigger": ["Trigger"],
         "enums": ["ComputeEnvironment", "DistributedType", "RNGType", "TORCH_DISTRIBUTED_OPERATION_TYPES"],

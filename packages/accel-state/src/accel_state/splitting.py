@@ -63,3 +63,36 @@ def _take(inputs: Any, start: int, end: int, missing: int) -> Any:
         items: Any = inputs  # a slice of a named tuple is a plain one: its fields would no longer fit
         return items[start:end] + items[-1:] * missing
     return inputs.select([*range(start, end), *[len(inputs) - 1] * missing])
+
+
+def drop_padding(gathered: Any, length: int, num_processes: int | None = None) -> Any:
+    """What was gathered from padded parts, without the padding: as long as the whole was, in its order.
+
+    Args:
+        gathered: of `gather` or `gather_object`, over results of one per item of `split_part(..., apply_padding=True)`:
+            a list, tuple or tensor, or a dict of them.
+        length: of the whole that was split.
+        num_processes: how many parts there were; by default as many as the job has.
+
+    Raises:
+        ValueError: another length than all padded parts have together.
+    """
+    if num_processes is None:
+        from accel_state.process_group import current_job
+
+        num_processes = current_job().topology.world_size
+    if isinstance(gathered, Mapping):
+        kept = {key: drop_padding(value, length, num_processes) for key, value in gathered.items()}
+        return kept if type(gathered) is dict else type(gathered)(kept)  # type: ignore[call-arg]
+    longest = -(-length // num_processes)
+    if len(gathered) != (longest * num_processes if num_processes > 1 else length):
+        raise ValueError(
+            f"{len(gathered)} items are not what {num_processes} processes give for {length}, which is {longest} each"
+        )
+    kept_items = []
+    for rank in range(num_processes):
+        start, end = part_bounds(length, rank, num_processes)
+        kept_items += range(rank * longest, rank * longest + end - start)
+    if isinstance(gathered, torch.Tensor):
+        return gathered[kept_items]
+    return type(gathered)(gathered[index] for index in kept_items)
