@@ -204,3 +204,19 @@ def test_an_optimizer_of_another_layout_is_refused(tmp_path):
 
     with pytest.raises(CheckpointError, match=r"not the layout of torch\.optim"):
         save_checkpoint(tmp_path / "c", {"optimizer": Other(torch.optim.SGD([nn.Parameter(torch.ones(1))]))})
+
+
+def test_state_that_fits_is_written_over_in_place(tmp_path):
+    """So that loading needs no second copy of the state, and graphs that captured its tensors stay right."""
+    net = nn.Linear(3, 2)
+    opt = torch.optim.AdamW(net.parameters())
+    net(torch.ones(1, 3)).sum().backward()
+    opt.step()
+    save_checkpoint(tmp_path / "c", {"net": net, "opt": opt})
+    before = {key: value.clone() for key, value in opt.state[net.weight].items()}
+    held = dict(opt.state[net.weight])
+    opt.step()
+    load_checkpoint(tmp_path / "c", {"net": net, "opt": opt})
+    for key, value in opt.state[net.weight].items():
+        assert value is held[key], key
+        assert torch.equal(value, before[key])

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from accel_state.errors import CheckpointError
 
-from .codec import Codec, Encoder, decode
+from .codec import MARK, Codec, Encoder, decode
 from .manifest import ObjectEntry
 from .objects import Captured, plain_model, shape_text, shared_shape, type_name
 
@@ -131,7 +131,13 @@ def load_optimizer(
         if key in saved and key in tree["state"]:
             values = tree["state"][key]
             where = f"{name}: {key}"
-            state[number] = {field: decode(value, tensors, codecs, where=where) for field, value in values.items()}
+            held = packed["state"].get(number, {})
+            state[number] = {
+                field: decode(value, tensors, codecs, where=where)
+                if (own := _into(held.get(field), value, tensors)) is None
+                else own
+                for field, value in values.items()
+            }
         elif key not in saved and number in packed["state"]:
             state[number] = packed["state"][number]
     groups = decode(tree["groups"], tensors, codecs, where=name)
@@ -141,6 +147,14 @@ def load_optimizer(
     ]
     rest = decode(tree["rest"], tensors, codecs, where=name)
     optimizer.load_state_dict({**rest, "state": state, "param_groups": merged})
+
+
+def _into(held: Any, tree: Any, tensors: Mapping[str, Tensor]) -> Tensor | None:
+    """The optimizer's own tensor with the saved values, if it has one that they fit: no second copy of the state."""
+    saved = tensors.get(tree.get("key", "")) if isinstance(tree, dict) and tree.get(MARK) == "tensor" else None
+    if saved is None or type(held) is not Tensor or (held.shape, held.dtype) != (saved.shape, saved.dtype):
+        return None
+    return held.copy_(saved)
 
 
 def _on_same_devices(saved: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, Any]:
