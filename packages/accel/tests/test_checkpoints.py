@@ -211,3 +211,15 @@ def test_weights_and_objects_are_written_for_other_readers(tmp_path):
     assert accel_ckpt.load(tmp_path / "list.pt") == [1, 2]
     run.accelerator.save(got, tmp_path / "dict.safetensors", safe_serialization=True)
     assert accel_ckpt.load_state_dict(tmp_path / "dict.safetensors").keys() == got.keys()
+
+
+def test_saves_in_the_background_reuse_their_memory(tmp_path):
+    run = Run(tmp_path)
+    run.train(1)
+    addresses = []
+    for name in ("a", "b"):
+        run.accelerator.save_state(tmp_path / name, blocking=False).wait()
+        buffers = run.accelerator.copy_buffers._buffers
+        addresses.append({key: buffer.data_ptr() for key, buffer in buffers.items()})
+    assert addresses[0] == addresses[1]
+    assert len(addresses[0]) > 5

@@ -29,7 +29,7 @@ if (
     from torch.utils.data import DataLoader
     from torch.utils.hooks import RemovableHandle
 
-    from accel_ckpt import ProjectConfiguration, SaveHandle
+    from accel_ckpt import CopyBuffers, ProjectConfiguration, SaveHandle
     from accel_data import DataLoaderConfiguration, DataLoaderShard
     from accel_parallel import (
         AcceleratedOptimizer,
@@ -262,6 +262,11 @@ class Accelerator:
     def tracker_set(self) -> TrackerSet:
         """The trackers of the run, made when they are first needed."""
         return accel_tracking.TrackerSet(self._log_with, self.project_configuration.logging_dir)
+
+    @cached_property
+    def copy_buffers(self) -> CopyBuffers:
+        """Memory for the copies that saves in the background make, kept from one to the next."""
+        return accel_ckpt.CopyBuffers()
 
     @property
     def trackers(self) -> list[Any]:

@@ -117,7 +117,9 @@ def save_state(
         wait_for_saves(accelerator)
         if blocking:
             return os.fspath(accel_ckpt.save_checkpoint(output_dir, objects, before_write=before_write))
-        handle = accel_ckpt.save_in_background(output_dir, objects, before_write=before_write)
+        handle = accel_ckpt.save_in_background(
+            output_dir, objects, before_write=before_write, buffers=accelerator.copy_buffers
+        )
         accelerator.registry.pending_saves.append(handle)
         return handle
     if output_dir is not None:
