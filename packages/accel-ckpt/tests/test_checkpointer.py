@@ -39,8 +39,10 @@ def test_it_restores_the_newest(tmp_path):
     ckpt = Checkpointer(tmp_path / "c")
     assert ckpt.latest() is None
     assert ckpt.all() == []
-    for step in (9, 10, 2):
+    for step in (2, 9, 10):
         assert ckpt.save(step, net=filled(step)) == tmp_path / "c" / f"step-{step}"
+    with pytest.raises(CheckpointError, match=r"step=5 is below step-10"):
+        ckpt.save(5, net=filled(5))  # neither found again nor kept
     assert [info.step for info in ckpt.all()] == [2, 9, 10]
     assert ckpt.latest().path == tmp_path / "c" / "step-10"
     net = filled(0)

@@ -262,3 +262,19 @@ def test_distributed_data_parallel_changes_no_names(tmp_path, ranks):
     net = constant(0)
     load_checkpoint(tmp_path / "c", {"net": net})
     assert net.weight[0, 0] == 4
+
+
+def _save_elsewhere(folder):
+    state = PartialState(cpu=True)
+    try:
+        save_checkpoint(folder / f"rank-{state.process_index}", {"net": nn.Linear(1, 1)})
+    except CheckpointError as error:
+        return str(error)
+    return "saved"
+
+
+def test_ranks_that_name_different_directories_all_hear_of_it(ranks, tmp_path):
+    for said in ranks(_save_elsewhere, 2, tmp_path):
+        assert "the ranks name different directories" in said
+        assert "rank-1" in said
+    assert list(tmp_path.iterdir()) == []

@@ -64,7 +64,7 @@ class Checkpointer:
         Saving a step again makes another directory, which takes the first one's place.
 
         Args:
-            step: the number of updates made; orders the checkpoints.
+            step: the number of updates made; orders the checkpoints, so it may not be below one that is there.
             metrics: numbers that the retention rule may compare.
             metadata: plain values to get back.
             blocking: return once the checkpoint is committed; if False, once a private copy of the state exists. One
@@ -180,6 +180,13 @@ class Checkpointer:
     def _new_directory(self, step: int) -> Path:
         if type(step) is not int or step < 0:
             raise CheckpointError(f"step={step!r} is not a count of updates; give an int of at least 0.")
+        newest = max(map(_step_of, _directories(self.directory, self.prefix)), default=step)
+        if step < newest:
+            raise CheckpointError(
+                f"step={step} is below {self.prefix}{newest} in {self.directory}: restore() would go on loading that "
+                "one, and retention would remove the new one. To go on from an older step, remove the newer "
+                "checkpoints first, or use another directory."
+            )
         base = target = self.directory / f"{self.prefix}{step}"
         attempt = 1
         while os.path.lexists(target):

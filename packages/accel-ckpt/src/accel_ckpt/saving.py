@@ -218,7 +218,14 @@ def _begin(
         copy()
 
     try:
-        path = Path(together(world, doing, at_once if before_write is None else stage)[0])
+        begin = at_once if before_write is None else stage
+        said = together(world, doing, lambda: (str(target), begin()))
+        if differing := [f"rank {rank}: {named}" for rank, (named, _) in enumerate(said) if named != said[0][0]]:
+            raise CheckpointError(
+                f"the ranks name different directories (rank 0: {said[0][0]}; {'; '.join(differing[:4])}): pass the "
+                "same one everywhere; the main process writes"
+            )
+        path = Path(said[0][1])
         if before_write is not None:
             together(world, doing, lambda: after(before_write, path))
     except BaseException:
