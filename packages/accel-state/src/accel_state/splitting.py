@@ -89,7 +89,7 @@ def drop_padding(gathered: Any, length: int, num_processes: int | None = None) -
         raise ValueError(
             f"{len(gathered)} items are not what {num_processes} processes give for {length}, which is {longest} each"
         )
-    kept_items = []
+    kept_items: list[int] = []
     for rank in range(num_processes):
         start, end = part_bounds(length, rank, num_processes)
         kept_items += range(rank * longest, rank * longest + end - start)
