@@ -278,11 +278,12 @@ def test_launch_leaves_no_files_or_handlers_behind(accel, monkeypatch):
     monkeypatch.chdir(accel.folder)
     accel.script("")
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)]
-    before = {path.name for path in Path("/proc/self/fd").iterdir()}
+    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
+    before, others = {path.name for path in Path("/proc/self/fd").iterdir()}, children.read_text()
     launch("train.py", num_processes=2, cpu=True)
     assert {path.name for path in Path("/proc/self/fd").iterdir()} == before
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)] == handlers
-    assert not Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+    assert children.read_text() == others
 
 
 def test_ranks_do_not_inherit_the_launchers_files(accel):

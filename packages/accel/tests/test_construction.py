@@ -16,6 +16,7 @@ from accel import (
     GradientAccumulationPlugin,
     ProjectConfiguration,
 )
+from accel.refusals import MEMBERS
 from accel_state import AcceleratorState, GradientState
 from accel_state.errors import PrecisionError, SettingError
 
@@ -163,3 +164,13 @@ def test_arguments_of_a_wrong_type_are_refused_by_name(arguments, said):
 def test_a_limit_that_keeps_nothing_is_refused():
     with pytest.raises(ValueError, match="total_limit=0"):
         ProjectConfiguration(total_limit=0)
+
+
+def test_what_is_not_offered_yet_says_so_and_counts_as_absent():
+    accelerator = Accelerator(cpu=True)
+    with pytest.raises(AttributeError, match="'profile': accel does not offer it yet; it belongs to accel-tracking"):
+        accelerator.profile()
+    assert not hasattr(accelerator, "lomo_backward")
+    with pytest.raises(AttributeError, match=r"has no attribute 'even'$"):
+        accelerator.even  # noqa: B018
+    assert not any(hasattr(Accelerator, name) for name in MEMBERS), "offered by now: leave it out of MEMBERS"

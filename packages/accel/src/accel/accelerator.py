@@ -18,7 +18,7 @@ from accel_state.settings import UNSET
 
 from . import checkpoints, configuration, preparing
 from .handlers import sort_handlers
-from .refusals import refuse_what_cannot_be_honoured
+from .refusals import MEMBERS, refuse_what_cannot_be_honoured
 from .state_hooks import StateHooks
 
 if (
@@ -127,6 +127,11 @@ class Accelerator:
         self._dataloaders = self.registry.dataloaders
         self._custom_objects = self.registry.custom_objects
         self._trigger = accel_state.Trigger()
+
+    def __getattr__(self, name: str) -> Any:  # only for what is not there
+        owner = MEMBERS.get(name)
+        hint = "" if owner is None else f": accel does not offer it yet; it belongs to {owner}"
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
 
     # ------------------------------------------------------------ who and where
 

@@ -32,6 +32,19 @@ SETTINGS: dict[str, str] = {
 }
 """Setting by which a launcher asks for the same to the constructor argument."""
 
+MEMBERS: dict[str, str] = {
+    "deepspeed_plugin": "accel-parallel",
+    "deepspeed_ulysses_dl_adapter": "accel-parallel",
+    "fp8_backend": "accel-precision",
+    "lomo_backward": "accel-parallel",
+    "maybe_context_parallel": "accel-parallel",
+    "parallelism_config": "accel-parallel",
+    "profile": "accel-tracking",
+    "torch_device_mesh": "accel-parallel",
+    "verify_device_map": "accel-parallel",
+}
+"""Members that the peer's Accelerator has and this one does not have yet, and the package that will bring each."""
+
 
 def refuse_what_cannot_be_honoured(arguments: Mapping[str, Any]) -> None:
     """Raises for each of `ARGUMENTS` that was given, by the caller or by the launcher's variables.

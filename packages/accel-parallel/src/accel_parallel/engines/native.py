@@ -183,7 +183,7 @@ class NativeEngine:
     def state(self, prepared: Prepared) -> Mapping[str, Stateful]:
         """Models without wrappers, optimizers, schedulers and the scaler, each named by its class and ordinal."""
         inner: list[Any] = [
-            *(extract_model_from_parallel(model) for model in prepared.models),
+            *(extract_model_from_parallel(model, keep_torch_compile=False) for model in prepared.models),
             *(getattr(optimizer, "optimizer", optimizer) for optimizer in prepared.optimizers),
             *(getattr(scheduler, "scheduler", scheduler) for scheduler in prepared.schedulers),
         ]
