@@ -140,6 +140,12 @@ def test_loading_begins_accumulation_anew_as_a_fresh_process_would(tmp_path):
     assert [micro_step(), micro_step()] == [False, True]
 
 
+@pytest.mark.parametrize("path", ["", 3])
+def test_a_path_that_is_none_is_refused(path):
+    with pytest.raises(CheckpointError, match="is not a directory's path"):
+        Accelerator(cpu=True).save_state(path)
+
+
 def test_saving_on_each_node_is_refused(tmp_path):
     with pytest.raises(SettingError, match="save_on_each_node"):
         Run(tmp_path, save_on_each_node=True).accelerator.save_state(tmp_path / "state")

@@ -14,6 +14,7 @@ from accel import (
     AutocastKwargs,
     DataLoaderConfiguration,
     GradientAccumulationPlugin,
+    InitProcessGroupKwargs,
     ProjectConfiguration,
 )
 from accel.refusals import MEMBERS
@@ -131,8 +132,15 @@ def test_accelerators_with_other_settings_live_side_by_side():
 
 def test_explain_names_what_was_resolved():
     text = Accelerator(cpu=True, mixed_precision="bf16", gradient_accumulation_steps=2).explain()
-    for part in ("rank 0 of 1 on cpu", "bf16", "micro-batches per update: 2", "autocast"):
+    for part in ("rank 0 of 1 on cpu", "bf16 (argument)", "micro-batches per update: 2 (argument)", "autocast"):
         assert part in text
+
+
+def test_explain_names_who_said_so(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    text = Accelerator(cpu=True).explain()
+    assert "mixed precision: bf16 (environment ACCELERATE_MIXED_PRECISION)" in text
+    assert "micro-batches per update: 1 (default)" in text
 
 
 def test_the_facade_stays_small_enough_to_read():
@@ -174,3 +182,12 @@ def test_what_is_not_offered_yet_says_so_and_counts_as_absent():
     with pytest.raises(AttributeError, match=r"has no attribute 'even'$"):
         accelerator.even  # noqa: B018
     assert not any(hasattr(Accelerator, name) for name in MEMBERS), "offered by now: leave it out of MEMBERS"
+
+
+def test_values_without_effect_or_of_a_wrong_type_are_refused_where_they_are_given():
+    with pytest.raises(ValueError, match=r"split_batches='x'.*True or False"):
+        DataLoaderConfiguration(split_batches="x")
+    with pytest.raises(ValueError, match="no effect without use_seedable_sampler"):
+        DataLoaderConfiguration(data_seed=3)
+    with pytest.raises(ValueError, match=r"timeout=5 is a int.*timedelta"):
+        InitProcessGroupKwargs(timeout=5)

@@ -46,7 +46,13 @@ class Staging:
 
 
 def real_directory(directory: str | os.PathLike[str]) -> Path:
-    """The directory behind links, which may not exist yet."""
+    """The directory behind links, which may not exist yet.
+
+    Raises:
+        CheckpointError: no path at all; the empty one would be the working directory.
+    """
+    if not isinstance(directory, str | os.PathLike) or not os.fspath(directory):
+        raise CheckpointError(f"{directory!r} is not a directory's path: name one, such as 'run/checkpoint'.")
     return Path(os.path.realpath(directory))
 
 

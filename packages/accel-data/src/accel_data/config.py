@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from accel_state.errors import DataLoaderError
+
 
 @dataclass
 class DataLoaderConfiguration:
@@ -26,3 +28,16 @@ class DataLoaderConfiguration:
     data_seed: int | None = None
     non_blocking: bool = False
     use_stateful_dataloader: bool = False
+
+    def __post_init__(self) -> None:
+        optional = {"dispatch_batches": (bool, type(None)), "data_seed": (int, type(None))}
+        for name, value in vars(self).items():
+            if not isinstance(value, optional.get(name, bool)) or (name == "data_seed" and isinstance(value, bool)):
+                allowed = {"dispatch_batches": "True, False or None", "data_seed": "an integer or None"}
+                wanted = allowed.get(name, "True or False")
+                raise DataLoaderError(f"DataLoaderConfiguration({name}={value!r}) is not allowed: give {wanted}")
+        if self.data_seed is not None and not self.use_seedable_sampler:
+            raise DataLoaderError(
+                f"DataLoaderConfiguration(data_seed={self.data_seed}) has no effect without use_seedable_sampler=True, "
+                "whose seed it is: set both or none"
+            )

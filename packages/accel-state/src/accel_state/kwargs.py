@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from accel_state.errors import SettingError
+
 NCCL_TIMEOUT = timedelta(minutes=10)  # torch's own default for nccl, and for everything else
 OTHER_TIMEOUT = timedelta(minutes=30)
 
@@ -32,6 +34,9 @@ class InitProcessGroupKwargs(KwargsHandler):
         backend: of the accelerator; a CPU (gloo) half is always there beside it. On the CPU the default means gloo.
         init_method: a URL as of `torch.distributed.init_process_group`; the launcher's variables by default.
         timeout: of every collective, in torch's groups and in ours; by default 10 minutes on nccl and 30 elsewhere.
+
+    Raises:
+        SettingError: the time-out is not a timedelta.
     """
 
     backend: str | None = "nccl"
@@ -41,3 +46,8 @@ class InitProcessGroupKwargs(KwargsHandler):
     def __post_init__(self) -> None:
         if self.timeout is None:
             self.timeout = NCCL_TIMEOUT if self.backend == "nccl" else OTHER_TIMEOUT
+        if not isinstance(self.timeout, timedelta):
+            raise SettingError(
+                f"timeout={self.timeout!r} is a {type(self.timeout).__name__}: give a datetime.timedelta, such as "
+                "timedelta(minutes=30)"
+            )

@@ -14,7 +14,7 @@ import accel_parallel
 import accel_precision
 import accel_state
 import accel_tracking
-from accel_state.settings import UNSET
+from accel_state.settings import UNSET, resolve
 
 from . import checkpoints, configuration, preparing
 from .handlers import sort_handlers
@@ -109,6 +109,15 @@ class Accelerator:
         self.gradient_state = accel_state.GradientState(plugin)
         self.policy = accel_precision.PrecisionPolicy.from_name(self.state.mixed_precision)
         self.scaler = self.policy.scaler(self.device.type, self.scaler_handler)
+        self.origins = {
+            "mixed_precision": resolve("mixed_precision", mixed_precision).origin,
+            "gradient_accumulation_steps": (
+                resolve("gradient_accumulation_steps", gradient_accumulation_steps).origin
+                if gradient_accumulation_plugin is None
+                else "plugin"
+            ),
+            "cpu": resolve("cpu", cpu or UNSET).origin,
+        }
         self.device_placement = device_placement
         self.rng_types = configuration.generator_kinds(rng_types)
         self.step_scheduler_with_optimizer = step_scheduler_with_optimizer

@@ -190,7 +190,7 @@ def load_state(
 def _load_foreign(accelerator: Accelerator, input_dir: str | os.PathLike[str]) -> None:
     """Load what accelerate saved, without models that load hooks pop: it numbers the others in their order."""
     registry = accelerator.registry
-    models = [accel_parallel.extract_model_from_parallel(model) for model in registry.models]
+    models = [accel_parallel.extract_model_from_parallel(model, keep_torch_compile=False) for model in registry.models]
     if before_load := accelerator.state_hooks.before_load({id(model): str(i) for i, model in enumerate(models)}):
         popped = before_load(Path(input_dir))
         models = [model for i, model in enumerate(models) if str(i) not in popped]

@@ -71,12 +71,14 @@ def model_plan(accelerator: Accelerator, *, place: bool, evaluation_mode: bool) 
 
 
 def explain(accelerator: Accelerator) -> str:
-    """The resolved run in words."""
-    state = accelerator.state
+    """The resolved run in words, and who said so."""
+    state, origins = accelerator.state, accelerator.origins
     lines = [
-        f"rank {state.process_index} of {state.num_processes} on {state.device} ({state.distributed_type.value})",
-        f"mixed precision: {accelerator.mixed_precision}",
-        f"micro-batches per update: {accelerator.gradient_accumulation_steps}",
+        f"rank {state.process_index} of {state.num_processes} on {state.device} "
+        f"({state.distributed_type.value}; cpu by {origins['cpu']})",
+        f"mixed precision: {accelerator.mixed_precision} ({origins['mixed_precision']})",
+        f"micro-batches per update: {accelerator.gradient_accumulation_steps} "
+        f"({origins['gradient_accumulation_steps']})",
         f"models: {accelerator.engine.plan.explain(context=accelerator.engine.context)}",
     ]
     return "\n".join(lines)

@@ -46,7 +46,9 @@ class StateHooks:
             return None
 
         def call(path: Path) -> Mapping[str, Mapping[str, Any] | None]:
-            inner = [accel_parallel.extract_model_from_parallel(model) for model in self._models]
+            inner = [
+                accel_parallel.extract_model_from_parallel(model, keep_torch_compile=False) for model in self._models
+            ]
             states: list[Mapping[str, Any]] = [model.state_dict() for model in inner]
             weights = list(states)
             self._run(self._save, weights, os.fspath(path))
@@ -63,7 +65,11 @@ class StateHooks:
         def call(path: Path) -> Sequence[str]:
             before = list(self._models)
             left = {id(model) for model in self._run(self._load, os.fspath(path))}
-            inner = [accel_parallel.extract_model_from_parallel(m) for m in before if id(m) not in left]
+            inner = [
+                accel_parallel.extract_model_from_parallel(m, keep_torch_compile=False)
+                for m in before
+                if id(m) not in left
+            ]
             return [names[id(model)] for model in inner]
 
         return call
@@ -102,3 +108,9 @@ def _left(weights: Sequence[Mapping[str, Any]], states: Sequence[Mapping[str, An
             "weights, or replace them in their places (weights[0] = ...)."
         )
     return [state if id(state) in left else None for state in states]
+
+
+def _bare(model: nn.Module) -> nn.Module:
+    """What the checkpoint knows a prepared model by."""
+    bare: nn.Module = accel_parallel.extract_model_from_parallel(model, keep_torch_compile=False)
+    return bare
