@@ -9,10 +9,6 @@ import sys
 from pathlib import Path
 from pydoc_data import topics
 
-import pytest
-
-pytest.importorskip("datasets", reason="Hugging Face datasets is not installed; the clients' tier has it")
-
 NUM_FILES = 7  # no multiple of 2 ranks x 2 workers
 
 

@@ -31,6 +31,7 @@ from .samplers import SeedableRandomSampler, get_sampler, innermost_sampler
 from .settings import loader_settings
 from .shard import BatchSamplerShard, ItemShard
 from .sources import ShardedStream, num_source_shards
+from .stateful_loader import iterates_as_torchdata, with_torch_samplers
 from .stream import IterableDatasetShard
 
 _COPIED = (RandomSampler, WeightedRandomSampler, SubsetRandomSampler)
@@ -192,7 +193,8 @@ def _check_loader(dataloader: Any) -> None:
             "Wrap the data in torch.utils.data.DataLoader(data, batch_size=...), or, to have the batches of an "
             "iterable moved to a device and nothing else, in accel_data.DevicePrefetcher(batches, device)."
         )
-    if type(dataloader).__iter__ not in (DataLoader.__iter__, DataLoaderAdapter.__iter__):
+    known = (DataLoader.__iter__, DataLoaderAdapter.__iter__)
+    if type(dataloader).__iter__ not in known and not iterates_as_torchdata(dataloader):
         warnings.warn(
             f"{type(dataloader).__name__} has an __iter__ of its own, which the prepared loader does not call: it "
             "iterates as torch's DataLoader does, over the same data set, order and collate function.",
@@ -253,8 +255,9 @@ def _owned_order(dataloader: DataLoader, use_seedable_sampler: bool, data_seed: 
     Samplers of torch are copied, so that the user's loader keeps its own; one that carries a generator keeps it.
     """
     batches: Any = dataloader.sampler if dataloader.batch_sampler is None else dataloader.batch_sampler
+    batches = with_torch_samplers(batches)
     if dataloader.batch_sampler is None and not isinstance(batches, BatchSampler):
-        return _owned_sampler(dataloader.sampler, use_seedable_sampler, data_seed)
+        return _owned_sampler(batches, use_seedable_sampler, data_seed)
     if type(batches) is not BatchSampler:
         inner = innermost_sampler(batches)
         if getattr(inner, "generator", False) is None:
