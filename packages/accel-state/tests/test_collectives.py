@@ -394,3 +394,47 @@ def test_two_threads_take_turns(ranks: Ranks) -> None:
         return [str(error) for error in failed]
 
     assert ranks(body, 2) == [[], []]
+
+
+@pytest.mark.parametrize("size", [1, 9000])  # in the slots, and by an all-reduce
+@pytest.mark.parametrize(
+    ("dtype", "value", "reduction", "expected"),
+    [
+        (torch.uint8, 200, "mean", 200.0),
+        (torch.int8, 100, "mean", 100.0),
+        (torch.int32, 2**30, "mean", float(2**30)),
+        (torch.bool, True, "mean", 1.0),
+        (torch.int16, 1000, "sum", 2000),
+        (torch.uint16, 1000, "sum", 2000),
+        (torch.uint32, 7, "max", 7),
+    ],
+)
+def test_reducing_integers_of_any_width(ranks, size, dtype, value, reduction, expected) -> None:
+    def body():
+        PartialState(cpu=True)
+        total = reduce(torch.full((size,), value, dtype=dtype), reduction)
+        return total.dtype, set(total.tolist())
+
+    for got, values in ranks(body, 2):
+        assert values == {expected}
+        assert got == (torch.float32 if reduction == "mean" else dtype)
+
+
+def test_what_cannot_be_reduced_is_said_before_anything_is_sent(ranks) -> None:
+    def body():
+        PartialState(cpu=True)
+        said = []
+        for tensor, reduction in (
+            (torch.ones(2, dtype=torch.complex64), "max"),
+            (torch.ones(2).to(torch.uint64), "sum"),
+        ):
+            try:
+                reduce(tensor, reduction)
+            except TypeError as error:
+                said.append(str(error))
+        return said, reduce(torch.ones(1), "sum").item()
+
+    for said, total in ranks(body, 2):
+        assert "no maximum" in said[0]
+        assert "torch.int64" in said[1]
+        assert total == 2.0

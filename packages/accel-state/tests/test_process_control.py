@@ -250,3 +250,44 @@ def test_wait_for_everyone_makes_the_state(ranks: Ranks) -> None:
         return PartialState().num_processes
 
     assert ranks(body, 2) == [2, 2]
+
+
+def test_each_machine_has_its_own_first_also_when_ranks_are_dealt_round_robin(ranks: Ranks, tmp_path: Path) -> None:
+    def body() -> Any:
+        rank = int(os.environ["RANK"])
+        place = {"LOCAL_RANK": rank // 2, "LOCAL_WORLD_SIZE": 2, "GROUP_RANK": rank % 2, "GROUP_WORLD_SIZE": 2}
+        os.environ.update({name: str(value) for name, value in place.items()})
+        state = PartialState(cpu=True)
+        mine = tmp_path / f"node-{rank % 2}"
+        with state.local_main_process_first():
+            seen = mine.exists()
+            if state.is_local_main_process:
+                time.sleep(0.2 * (1 + rank))
+                mine.touch()
+        return state.is_local_main_process, seen
+
+    assert ranks(body, 4) == [(True, False), (True, False), (False, True), (False, True)]
+
+
+def test_a_forked_worker_neither_waits_for_ranks_nor_ends_their_group(ranks: Ranks) -> None:
+    def body() -> Any:
+        state = PartialState(cpu=True)
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                with state.main_process_first():
+                    said = "went in"
+            except ProcessGroupError as error:
+                said = str(error)
+            state.destroy_process_group()
+            os.write(writer, said.encode())
+            os._exit(0)
+        os.close(writer)
+        said = os.read(reader, 1000).decode()
+        os.waitpid(child, 0)
+        return said, gather(torch.tensor([state.process_index])).tolist()
+
+    for said, gathered in ranks(body, 2):
+        assert "in a forked process" in said
+        assert gathered == [0, 1]

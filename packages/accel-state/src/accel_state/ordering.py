@@ -17,9 +17,19 @@ _SLICE = timedelta(seconds=1)  # a wait in slices lets Ctrl-C through
 _ORDER_PATIENCE = timedelta(seconds=5)
 
 
+def name_local_main(channel: Channel, node_rank: int) -> None:
+    """Tell this machine's ranks which of all ranks is their first: they need not be numbered one after the other."""
+    channel.store.set(f"local-main/{node_rank}", str(channel.rank))
+
+
+def local_main(channel: Channel, node_rank: int) -> int:
+    """The rank of this machine's first process. Waits, within the store's time-out, until that one has joined."""
+    return int(channel.store.get(f"local-main/{node_rank}"))
+
+
 @contextmanager
-def goes_first(is_first: bool, first: int, name: str) -> Iterator[None]:
-    """Run the block on rank `first`, then on those that wait for it, however long it takes.
+def goes_first(is_first: bool, first: int | None, name: str) -> Iterator[None]:
+    """Run the block on rank `first` (None: this machine's), then on those that wait for it, however long it takes.
 
     Raises:
         ProcessGroupError: the first rank failed in its block or has died, came here inside another such block while
@@ -31,6 +41,13 @@ def goes_first(is_first: bool, first: int, name: str) -> Iterator[None]:
     if channel is None or channel.world_size == 1:
         yield
         return
+    if channel.is_copy:
+        raise ProcessGroupError(
+            f"{name} was called in a forked process (say, a data loader's worker): only the process that made the "
+            "group can wait for the other ranks"
+        )
+    if first is None:
+        first = local_main(channel, current_job().topology.node_rank)
     key = f"first/{name}/{first}/{channel.next_turn(name)}"
     around = channel.going_first
     here = GoingFirst(name, call_site(), 1 if around is None else around.depth + 1, threading.get_ident())

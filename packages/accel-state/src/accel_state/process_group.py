@@ -30,6 +30,7 @@ from accel_state.enums import DistributedType
 from accel_state.environment import patch_environment
 from accel_state.errors import ProcessGroupError, SettingError
 from accel_state.kwargs import NCCL_TIMEOUT, OTHER_TIMEOUT
+from accel_state.ordering import name_local_main
 from accel_state.settings import UNSET, setting, warn_unknown_variables
 from accel_state.topology import Topology
 
@@ -117,6 +118,8 @@ def start_job(cpu: bool = False, **init_kwargs: Any) -> Job:
     if not is_owned:
         topology = _adopted_topology(topology, channel)
         device = choose_device(kind, topology.local_rank) if setting("torch_device") is None else device
+    if topology.local_rank == 0:
+        name_local_main(channel, topology.node_rank)
     _job = Job(
         topology=topology,
         device=device,
@@ -135,6 +138,11 @@ def forget_job() -> None:
     global _job
     if _job is not None and _job.channel is None:
         _job = None
+
+
+def is_forked_copy() -> bool:
+    """Whether this process only inherited the job from the one that forked it."""
+    return _job is not None and _job.channel is not None and _job.channel.is_copy
 
 
 def has_group() -> bool:

@@ -138,8 +138,7 @@ class PartialState:
     @contextmanager
     def local_main_process_first(self) -> Iterator[None]:
         """As `main_process_first`, on each machine for itself."""
-        first = self.process_index - self.local_process_index
-        with goes_first(self.is_local_main_process, first, "local_main_process_first"):
+        with goes_first(self.is_local_main_process, None, "local_main_process_first"):
             yield
 
     # ---- who does what
@@ -198,7 +197,13 @@ class PartialState:
     # ---- the end
 
     def destroy_process_group(self, group: Any = None) -> None:
-        """End torch's process group, or only a sub-group; every rank has to call it."""
+        """End torch's process group, or only a sub-group; every rank has to call it.
+
+        In a forked process (a data loader's worker) only the copy of the state is dropped: the group is not its own.
+        """
+        if process_group.is_forked_copy():
+            PartialState._reset_state()
+            return
         if self.use_distributed or group is not None or process_group.has_group():
             process_group.end_job(group)
         if group is None:

@@ -288,8 +288,8 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0, *, uniform:
     if channel is None or reduction == "none":
         return tensor
     leaves, text = _flatten(channel, tensor, f"reduce ({reduction}) of", layout.whole)
-    leaves = [_summable(leaf.detach(), reduction) for leaf in leaves]
-    leaves = [as_plain(leaf) for leaf in leaves]
+    dtypes = [leaf.dtype for leaf in leaves]
+    leaves = [as_plain(_summable(leaf.detach(), reduction)) for leaf in leaves]
     is_small = not uniform and all(leaf.is_cpu for leaf in leaves) and channel.fits(0, padded_bytes(leaves))
     with channel.begin(text) as call:
         if is_small:
@@ -298,8 +298,8 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0, *, uniform:
             if not uniform:
                 channel.exchange(call)
             totals = _all_reduce(channel, leaves, reduction, call)
-    if reduction == "mean":
-        totals = [total / channel.world_size for total in totals]
+    size = channel.world_size
+    totals = [_finished(total, dtype, reduction, size) for total, dtype in zip(totals, dtypes, strict=True)]
     return _with_leaves(tensor, totals)
 
 
@@ -309,11 +309,37 @@ def _warn_scale(scale: float) -> None:
         warnings.warn(f"scale={scale} of reduce has an effect on XLA only", stacklevel=3)
 
 
+_WIDER = {torch.int16: torch.int32, torch.uint16: torch.int32, torch.uint32: torch.int64}  # gloo knows no such numbers
+
+
 def _summable(leaf: torch.Tensor, reduction: str) -> torch.Tensor:
-    """Truth values are counted; 8-bit floats, which nothing can add up, are added as float32."""
+    """The leaf in a type that can be reduced.
+
+    Truth values are counted, means of integers taken in float64, 8-bit floats, which nothing can add up, added in
+    float32, and integers that backends do not know in wider ones.
+
+    Raises:
+        TypeError: values that have no maximum, or whose sum torch cannot compute.
+    """
+    if leaf.is_complex() and reduction == "max":
+        raise TypeError(f"reduce got a tensor of {leaf.dtype}: complex numbers have no maximum")
+    if leaf.dtype == torch.uint64:
+        raise TypeError("reduce got a tensor of torch.uint64, which torch cannot add up: convert it to torch.int64")
+    if leaf.is_floating_point():
+        return leaf.float() if leaf.element_size() == 1 else leaf
+    if reduction == "mean" and not leaf.is_complex():
+        return leaf.double()
     if leaf.dtype == torch.bool and reduction != "max":
         return leaf.to(torch.int64)
-    return leaf.float() if leaf.is_floating_point() and leaf.element_size() == 1 else leaf
+    return leaf.to(_WIDER.get(leaf.dtype, leaf.dtype))
+
+
+def _finished(total: torch.Tensor, dtype: torch.dtype, reduction: str, world_size: int) -> torch.Tensor:
+    """A leaf's result from its total over the ranks, in the type that the caller expects."""
+    if reduction == "mean":
+        mean = total / world_size
+        return mean.to(torch.get_default_dtype()) if not (dtype.is_floating_point or dtype.is_complex) else mean
+    return total.to(dtype) if dtype in _WIDER else total
 
 
 def _reduce_rows(leaves: Sequence[torch.Tensor], rows: torch.Tensor, reduction: str) -> list[torch.Tensor]:
