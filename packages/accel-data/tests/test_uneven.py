@@ -92,6 +92,23 @@ def test_an_evaluation_may_end_unevenly(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("trains", [True, False])
+def test_ranks_without_any_data_fail_like_the_others_where_training_was_announced(kind, trains):
+    loaders = [prepared(kind, 3, 3, rank) for rank in range(3)]
+    for loader in loaders:
+        loader.ranks_will_meet = lambda: trains
+    if trains:
+        ends = [steps_until_the_end(loader) for loader in loaders]
+        assert ends == [ends[0]] * 3
+        assert ends[0][0] == 0
+        assert "After 0 batches the ranks from 2 on have none left" in ends[0][1]
+        with uneven_inputs(loaders):
+            assert [steps_until_the_end(loader) for loader in loaders] == [(1, None), (1, None), (0, None)]
+    else:
+        assert [len(list(loader)) for loader in loaders] == [1, 1, 0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_block_lets_ranks_end_apart(kind):
     loaders = [prepared(kind, 7, 3, rank) for rank in range(3)]
     with uneven_inputs(loaders):

@@ -104,3 +104,33 @@ def _scheduler(per):
 def test_a_schedule_moves_in_the_unit_that_it_was_counted_in(ranks):
     assert ranks(_scheduler, 2, "update") == [0.5, 0.5]
     assert ranks(_scheduler, 2, "sample") == [0.25, 0.25]
+
+
+def _fewer_samples_than_ranks(mode, dispatch):
+    from accel import Accelerator
+    from accel.utils import DataLoaderConfiguration
+    from accel_state.errors import DataLoaderError
+
+    config = DataLoaderConfiguration(even_batches=False, dispatch_batches=dispatch)
+    accelerator = Accelerator(cpu=True, dataloader_config=config)
+    model, loader = accelerator.prepare(nn.Linear(1, 1), DataLoader(torch.ones(1, 1), batch_size=1))
+    model.train(mode == "train")
+    try:
+        with torch.set_grad_enabled(mode != "no_grad"):
+            for batch in loader:
+                output = accelerator.unwrap_model(model)(batch)
+                if mode == "train":
+                    accelerator.backward(model(batch).sum())
+                assert output.requires_grad == (mode != "no_grad")
+    except DataLoaderError as error:
+        return str(error)
+    return "ended"
+
+
+@pytest.mark.parametrize("dispatch", [False, True])
+def test_ranks_without_any_data_end_training_as_the_others_do(ranks, dispatch):
+    for mode in ("eval", "no_grad"):
+        assert ranks(_fewer_samples_than_ranks, 2, mode, dispatch) == ["ended"] * 2
+    errors = ranks(_fewer_samples_than_ranks, 2, "train", dispatch)
+    assert errors == [errors[0]] * 2
+    assert errors[0].startswith("After 0 batches the ranks from 1 on have none left")

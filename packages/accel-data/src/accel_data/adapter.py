@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -62,6 +62,8 @@ class DataLoaderAdapter(DataLoaderStateMixin, DataLoader):
         self.seed_per_sample = False
         self._epoch_seed: int | None = None
         self.ranks_met = False  # set by whoever ran a backward that waits for all ranks in this pass
+        # asked where a rank has nothing at all, so that no backward can have told: whether the pass is for training
+        self.ranks_will_meet: Callable[[], bool] | None = None
         self.joins_uneven_inputs = False  # whether ranks without data shadow the others, so that none waits forever
         self.rng_types: list[Any] = ["generator"]
         self._shard = own_part(self)
@@ -116,11 +118,14 @@ class DataLoaderAdapter(DataLoaderStateMixin, DataLoader):
 
     def _check_end(self, ragged: Ragged, served: int) -> None:
         """Fail, on every rank at the same step, where some would go on to wait for others that have no more batches."""
-        if served == ragged.common and self.ranks_met and not self.joins_uneven_inputs:
+        if served != ragged.common or self.joins_uneven_inputs:
+            return
+        if self.ranks_met or (served == 0 and self.ranks_will_meet is not None and self.ranks_will_meet()):
             raise DataLoaderError(
                 f"After {served} batches the ranks from {ragged.first_dry} on have none left, while lower ones do, and "
                 "backward waits for all ranks (DistributedDataParallel): it would wait forever. Use "
-                "even_batches=True, drop_last=True in the loader, or a `join_uneven_inputs` block."
+                "even_batches=True, drop_last=True in the loader, or a `join_uneven_inputs` block; evaluate under "
+                "model.eval() or torch.no_grad()."
             )
 
     def _open(self, origin: Position) -> Feed:
@@ -408,7 +413,7 @@ class DataLoaderAdapter(DataLoaderStateMixin, DataLoader):
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_iterator": None}
+        return vars(self) | {"_iterator": None, "ranks_will_meet": None}  # which belongs to the run
 
 
 def _name_samples(error: Exception, feed: Feed, step: int) -> None:

@@ -132,17 +132,22 @@ class StreamFeed:
         served = 0
         missing = object()
         batch = next(batches, missing)
+        self._note_ragged(served)
         while batch is not missing:
             state = copy.deepcopy(self._shard.dataset.state_dict()) if self._keeps_state else None
             following = next(batches, missing)
             served, self.source_state = served + 1, state
-            if self.ragged is None and self._shard.first_dry is not None:
-                self.ragged = Ragged(served, self._shard.first_dry)
+            self._note_ragged(served)
             if following is missing:
                 self._end(served)
             yield batch
             batch = following
         self.total = served
+
+    def _note_ragged(self, served: int) -> None:
+        """Note that the round fetched last, which follows `served` batches, has nothing for some rank."""
+        if self.ragged is None and self._shard.first_dry is not None:
+            self.ragged = Ragged(served, self._shard.first_dry)
 
     def _end(self, served: int) -> None:
         self.total = served

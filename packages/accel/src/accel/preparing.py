@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -205,6 +207,7 @@ def prepare_data_loader(
         if loader.gradient_state is accelerator.gradient_state:
             if not _known(known, loader):
                 known.append(loader)
+                loader.ranks_will_meet = partial(_will_meet, weakref.ref(accelerator.registry))
             return loader
         loader = loader.base_dataloader  # of another run: cut anew, as this one's settings say
     config = accelerator.dataloader_config
@@ -227,6 +230,7 @@ def prepare_data_loader(
         torch_device_mesh=accelerator.state.device_mesh,
         gradient_state=accelerator.gradient_state,
     )
+    prepared.ranks_will_meet = partial(_will_meet, weakref.ref(accelerator.registry))
     known.append(prepared)
     return prepared
 
@@ -237,6 +241,15 @@ def note_reduction(accelerator: Accelerator) -> None:
     if loader is not None and not getattr(loader, "ranks_met", True):
         models = accelerator.registry.models
         loader.ranks_met = any(getattr(model, "require_backward_grad_sync", False) for model in models)
+
+
+def _will_meet(registry: weakref.ref[Registry]) -> bool:
+    """Whether models stand ready for a backward that waits for all ranks: every rank answers the same."""
+    held = registry()
+    models = [] if held is None else held.models
+    return torch.is_grad_enabled() and any(
+        model.training and hasattr(model, "require_backward_grad_sync") for model in models
+    )
 
 
 @contextmanager
