@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from accel_state import AcceleratorState, DistributedType, PartialState, is_initialized
-from accel_state.errors import AccelError, NoAcceleratorError, SettingError, StateResetError
+from accel_state import AcceleratorState, DistributedType, PartialState, gather, is_initialized
+from accel_state.errors import AccelError, NoAcceleratorError, ProcessGroupError, SettingError, StateResetError
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
 
@@ -104,7 +104,10 @@ def test_two_states_side_by_side() -> None:
     assert first.device == second.device == torch.device("cpu")
     del second
     gc.collect()
-    assert not is_initialized() and first.mixed_precision == "no"
+    assert AcceleratorState() is first and first.mixed_precision == "no"
+    del first
+    gc.collect()
+    assert not is_initialized()
 
 
 def test_without_an_accelerator_there_is_no_current_state() -> None:
@@ -176,3 +179,32 @@ def test_process_control_is_that_of_the_process(capsys: pytest.CaptureFixture[st
     assert state.is_main_process and state.is_local_main_process and state.is_last_process
     assert not state.use_distributed and "Mixed precision type: no" in repr(state)
     state.destroy_process_group()
+
+
+def test_the_current_state_is_the_last_one_that_lives() -> None:
+    older = AcceleratorState(mixed_precision="bf16", cpu=True, _from_accelerator=True)
+    newer = AcceleratorState(cpu=True, _from_accelerator=True)
+    assert AcceleratorState() is newer
+    del newer
+    gc.collect()
+    assert AcceleratorState() is older
+    AcceleratorState._reset_state()
+    with pytest.raises(AttributeError, match="`device`: the state was reset"):
+        _ = older.device
+
+
+def test_after_the_group_was_destroyed_a_collective_says_so_and_a_new_state_begins_anew(ranks) -> None:
+    def body():
+        state = AcceleratorState(cpu=True, _from_accelerator=True)
+        state.destroy_process_group()
+        state.print("works")
+        try:
+            gather(torch.ones(1))
+        except ProcessGroupError as error:
+            said = str(error)
+        PartialState(cpu=True)
+        return said, gather(torch.ones(1)).tolist()
+
+    for said, gathered in ranks(body, 2):
+        assert "was destroyed" in said
+        assert gathered == [1.0, 1.0]

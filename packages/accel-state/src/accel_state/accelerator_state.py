@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -40,7 +40,7 @@ class AcceleratorState:
         StateResetError: on reading an attribute after `_reset_state()`.
     """
 
-    _current: weakref.ref[AcceleratorState] | None = None
+    _made: ClassVar[list[weakref.ref[AcceleratorState]]] = []  # in order; dead ones are dropped when they are met
 
     device: torch.device
     num_processes: int
@@ -99,12 +99,18 @@ class AcceleratorState:
         self.device_mesh = None
         for plugin in (self.deepspeed_plugin, fsdp_plugin, megatron_lm_plugin):
             self.distributed_type = getattr(plugin, "distributed_type", self.distributed_type)
-        AcceleratorState._current = weakref.ref(self)
+        AcceleratorState._made.append(weakref.ref(self))
 
     @classmethod
     def _live(cls) -> AcceleratorState | None:
-        current = AcceleratorState._current
-        return None if current is None else current()
+        """The one made last of those that live and were not reset."""
+        made = AcceleratorState._made
+        while made:
+            state = made[-1]()
+            if state is not None and vars(state):
+                return state
+            made.pop()
+        return None
 
     def _check_same(self, mixed_precision: str | None, cpu: bool) -> None:
         if mixed_precision is not None and mixed_precision != self.mixed_precision:
@@ -218,8 +224,9 @@ class AcceleratorState:
             yield
 
     def print(self, *args: Any, **kwargs: Any) -> None:
-        """Print once per machine."""
-        PartialState().print(*args, **kwargs)
+        """Print once per machine; works after the process group has ended, too."""
+        if self.is_local_main_process:
+            print(*args, **kwargs)
 
     def destroy_process_group(self, group: Any = None) -> None:
         """As `PartialState.destroy_process_group`."""
@@ -227,11 +234,12 @@ class AcceleratorState:
 
     @staticmethod
     def _reset_state(reset_partial_state: bool = False) -> None:
-        """Forget the current state, for tests and notebooks; handles to it raise from then on."""
-        current = AcceleratorState._live()
-        if current is not None:
-            vars(current).clear()
-        AcceleratorState._current = None
+        """Forget every state, for tests and notebooks; handles raise from then on."""
+        for reference in AcceleratorState._made:
+            state = reference()
+            if state is not None:
+                vars(state).clear()
+        AcceleratorState._made.clear()
         if reset_partial_state:
             PartialState._reset_state()  # noqa: SLF001  (named by the peer; clients call it)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 
 class AccumulationPlugin(Protocol):
@@ -24,13 +24,13 @@ class GradientState:
         gradient_accumulation_plugin: its `to_kwargs()` are the accumulation settings; one step by default.
     """
 
-    _current: weakref.ref[GradientState] | None = None
+    _made: ClassVar[list[weakref.ref[GradientState]]] = []  # in order; dead ones are dropped when they are met
 
     sync_gradients: bool
     plugin_kwargs: dict[str, Any]
 
     def __new__(cls, gradient_accumulation_plugin: AccumulationPlugin | None = None) -> GradientState:
-        current = cls._current() if cls._current is not None else None
+        current = cls._live()
         if gradient_accumulation_plugin is None and current is not None:
             return current
         return super().__new__(cls)
@@ -39,7 +39,7 @@ class GradientState:
         if "sync_gradients" in vars(self):
             return
         self._fill({} if gradient_accumulation_plugin is None else gradient_accumulation_plugin.to_kwargs())
-        GradientState._current = weakref.ref(self)
+        GradientState._made.append(weakref.ref(self))
 
     def _fill(self, plugin_kwargs: dict[str, Any]) -> None:
         self.sync_gradients = True
@@ -133,9 +133,18 @@ class GradientState:
         return -1 if loader is None else loader.remainder
 
     @classmethod
+    def _live(cls) -> GradientState | None:
+        while cls._made:
+            state = cls._made[-1]()
+            if state is not None:
+                return state
+            cls._made.pop()
+        return None
+
+    @classmethod
     def _reset_state(cls) -> None:
         """Forget which one is current; the next `GradientState()` makes a new one."""
-        cls._current = None
+        cls._made.clear()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (self.sync_gradients, dict(self.plugin_kwargs))

@@ -75,8 +75,8 @@ def in_rank_order(name: str) -> Iterator[None]:
     from accel_state.process_group import known_job
 
     job = known_job()
-    if job is None or job.channel is None or job.channel.world_size == 1:
-        yield
+    if job is None or job.channel is None or job.channel.world_size == 1 or job.channel.is_copy:
+        yield  # alone, or a forked worker, which must not use the ranks' connection to the store
         return
     channel, rank = job.channel, job.channel.rank
     prefix = f"order/{name}/{call_site()}"

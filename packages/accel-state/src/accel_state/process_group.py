@@ -69,11 +69,21 @@ class Job:
 
 _job: Job | None = None
 _generation = 0
+_was_destroyed = False
 _stores: dict[str, Store] = {}
 
 
 def current_job() -> Job:
-    """The job, made with what the environment says if there is none yet."""
+    """The job, made with what the environment says if there is none yet.
+
+    Raises:
+        ProcessGroupError: its group was destroyed, and nobody has made a new state since.
+    """
+    if _job is None and _was_destroyed:
+        raise ProcessGroupError(
+            "the process group was destroyed, by destroy_process_group() or end_training(). To go on, make a new "
+            "PartialState or Accelerator on every rank; what ranks still have to exchange comes before the end"
+        )
     return _job if _job is not None and _is_usable(_job) else start_job()
 
 
@@ -94,7 +104,8 @@ def start_job(cpu: bool = False, **init_kwargs: Any) -> Job:
         SettingError: the job runs already, on another device than asked for.
         DeviceError: no device for this rank.
     """
-    global _job, _generation
+    global _job, _generation, _was_destroyed
+    _was_destroyed = False
     if _job is not None and _is_usable(_job):
         _check_same(_job, cpu, init_kwargs)
         return _job
@@ -151,14 +162,15 @@ def has_group() -> bool:
 
 
 def end_job(group: Any = None) -> None:
-    """Destroy torch's process group, or only the sub-group that is given; the next use makes a new one."""
-    global _job
+    """Destroy torch's process group, or only the sub-group that is given; the next state makes a new one."""
+    global _job, _was_destroyed
     if not has_group():
         _job = None
         return
     if group is not None:
         dist.destroy_process_group(group)
         return
+    _was_destroyed = _job is not None and _job.channel is not None and _job.channel.world_size > 1
     _job = None
     dist.destroy_process_group()
 
