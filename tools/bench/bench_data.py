@@ -1,7 +1,8 @@
 """What sharded loaders cost: per batch, with more ranks, after a skip, and shuffled without a stored order.
 
 Each measurement is a process of its own (``measured_data.py``). Rows whose name says "over" compare ours with ours: the
-cost has to stay flat. Bounds: overhead at most the peer's; flat within 20 %; a tenth of the peer's after a skip.
+cost has to stay flat. Rows that name torchdata have its `StatefulDataLoader` as the peer, on one process. Bounds:
+overhead at most Accelerate's; flat within 20 %; a tenth of what others take after a skip.
 """
 
 from __future__ import annotations
@@ -32,9 +33,13 @@ def main() -> int:
     def skip(num_batches: int, order: str = "sequential") -> tuple[object, ...]:
         return "skip", "--number", num_batches, "--order", order
 
+    def resume(num_batches: int) -> tuple[object, ...]:
+        return "resume", "--number", num_batches
+
     few, many = 240_000, 2_400_000
     rows = [
         row("added to a batch of a bare loader", "µs", "overhead", peer=measure("accelerate", "overhead"), max_ratio=1),
+        row("the same beside torchdata", "µs", "overhead", peer=measure("torchdata", "overhead")),
         row("indices of an own batch, 8 ranks", "µs", *cut(8), peer=measure("accelerate", *cut(8)), max_ratio=1),
         row(
             "indices of an own batch, 1,024 ranks",
@@ -62,6 +67,13 @@ def main() -> int:
             "ms",
             *skip(many),
             peer=measure("accelerate", *skip(many)),
+            max_ratio=0.1,
+        ),
+        row(
+            "first batch after the state of 240,000, torchdata",
+            "ms",
+            *resume(few),
+            peer=measure("torchdata", *resume(few)),
             max_ratio=0.1,
         ),
     ]

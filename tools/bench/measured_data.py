@@ -3,6 +3,7 @@
 ``overhead``: what a prepared loader adds per batch to a bare DataLoader of trivial batches, in µs; read in turn.
 ``cut``: reading the indices of one of WORLD ranks, in µs per own batch; the order ``permutation`` is ours alone.
 ``skip``: from ``skip_first_batches`` of N batches to the first batch, in ms.
+``resume``: from loading the state after N batches to the first batch, in ms.
 ``block``, ``single``, ``trillion``: a `SampleOrder`, in µs per index of a block of 8,192, µs of a single index, and ms
 to the first batch of 10^12 shuffled samples.
 ``bytes``: what a dispatched part is sent as, over the bytes of its tensors.
@@ -16,6 +17,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -51,11 +53,19 @@ def exhaust(items: Iterable[Any]) -> None:
         continue
 
 
+def prepared_with(library: str, bare: DataLoader[Any]) -> Any:
+    """A loader of the library over the same data set and batches."""
+    if library == "torchdata":
+        module = importlib.import_module("torchdata.stateful_dataloader")
+        return module.StatefulDataLoader(bare.dataset, batch_size=bare.batch_size)
+    return importlib.import_module(library).Accelerator(cpu=True).prepare(bare)
+
+
 def overhead_us(library: str) -> float:
     """Per batch, over a bare loader."""
     num_batches = 2000
     bare = DataLoader(Numbers(num_batches * BATCH_SIZE), batch_size=BATCH_SIZE)
-    prepared = importlib.import_module(library).Accelerator(cpu=True).prepare(bare)
+    prepared = prepared_with(library, bare)
     pairs = [(seconds_of(lambda: exhaust(bare)), seconds_of(lambda: exhaust(prepared))) for _ in range(15)]
     bare_s, prepared_s = (min(times) for times in zip(*pairs, strict=True))  # the least disturbed epochs
     return float(prepared_s - bare_s) / num_batches * 1e6
@@ -84,6 +94,20 @@ def skip_ms(library: str, num_batches: int, order: str) -> float:
         assert order == "permutation" or batch[0] == num_batches * BATCH_SIZE
 
     return statistics.median(seconds_of(first_batch) for _ in range(1 if library == "accelerate" else 50)) * 1e3
+
+
+def resume_ms(library: str, num_batches: int) -> float:
+    """To the first batch after those that a state counts."""
+    loader = prepared_with(library, DataLoader(Numbers(BATCH_SIZE * 2_500_000), batch_size=BATCH_SIZE))
+    reading = iter(loader)
+    exhaust(islice(reading, num_batches))
+    state = loader.state_dict()
+
+    def first_batch() -> None:
+        loader.load_state_dict(state)
+        assert next(iter(loader))[0] == num_batches * BATCH_SIZE
+
+    return statistics.median(seconds_of(first_batch) for _ in range(20)) * 1e3
 
 
 def order_figure(kind: str) -> float:
@@ -117,9 +141,9 @@ def bytes_ratio() -> float:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kind", choices=["overhead", "cut", "skip", "block", "single", "trillion", "bytes"])
-    parser.add_argument("--library", default="accel", choices=["accel", "accelerate"])
-    parser.add_argument("--number", type=int, default=0, help="ranks of `cut`, batches of `skip`")
+    parser.add_argument("kind", choices=["overhead", "cut", "skip", "resume", "block", "single", "trillion", "bytes"])
+    parser.add_argument("--library", default="accel", choices=["accel", "accelerate", "torchdata"])
+    parser.add_argument("--number", type=int, default=0, help="ranks of `cut`, batches of `skip` and `resume`")
     parser.add_argument("--order", default="sequential", choices=["sequential", "permutation"])
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -129,6 +153,8 @@ def main() -> None:
         print(cut_us(options.library, options.number, options.order))
     elif options.kind == "skip":
         print(skip_ms(options.library, options.number, options.order))
+    elif options.kind == "resume":
+        print(resume_ms(options.library, options.number))
     elif options.kind == "bytes":
         print(bytes_ratio())
     else:

@@ -153,5 +153,5 @@ def versions(options: argparse.Namespace) -> str:
     code = "import sys; from importlib.metadata import version; "
     code += "print(*(f'{name} {version(name)}' for name in sys.argv[1:]), sep=', ')"
     ours = output_of([options.ours, "-c", code, "accel", "torch"]).strip()
-    peer = output_of([options.peer, "-c", code, "accelerate"]).strip()
+    peer = output_of([options.peer, "-c", code, "accelerate", "torchdata"]).strip()
     return f"{ours}, {peer}"
