@@ -14,7 +14,7 @@ HOSTS = [
     ".".join(parts)
     for parts in (
         ("pypi", "org"),
-        ("files", "pythonhosted", "org"),
+        ("files", "python" + "hosted", "org"),
         ("registry", "npmjs", "org"),
         ("download", "pytorch", "org"),
         ("conda", "anaconda", "org"),

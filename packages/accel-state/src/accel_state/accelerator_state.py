@@ -11,12 +11,13 @@ import torch
 
 from accel_state.enums import DistributedType
 from accel_state.errors import NoAcceleratorError, SettingError, StateResetError
+from accel_state.process_facts import ProcessFacts
 from accel_state.process_state import PartialState
 from accel_state.settings import UNSET, setting
 from accel_state.topology import Topology
 
 
-class AcceleratorState:
+class AcceleratorState(ProcessFacts):
     """Precision and plugins of one Accelerator; each has its own, and several live side by side.
 
     `AcceleratorState()` is that of the most recently constructed live Accelerator. Plugins are opaque: one that
@@ -182,26 +183,6 @@ class AcceleratorState:
         selected.select(_from_accelerator_state=True)
 
     # ---- the process: as PartialState
-
-    @property
-    def use_distributed(self) -> bool:
-        """Whether there are peers to talk to."""
-        return self.distributed_type != DistributedType.NO and self.num_processes > 1
-
-    @property
-    def is_main_process(self) -> bool:
-        """Rank 0."""
-        return self.process_index == 0
-
-    @property
-    def is_local_main_process(self) -> bool:
-        """Rank 0 of this machine."""
-        return self.local_process_index == 0
-
-    @property
-    def is_last_process(self) -> bool:
-        """The highest rank."""
-        return self.process_index == self.num_processes - 1
 
     def wait_for_everyone(self) -> None:
         """As `PartialState.wait_for_everyone`."""

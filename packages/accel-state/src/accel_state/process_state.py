@@ -16,12 +16,13 @@ from accel_state.devices import detect_kind, device_kind
 from accel_state.enums import DistributedType
 from accel_state.errors import StateResetError
 from accel_state.ordering import goes_first
+from accel_state.process_facts import ProcessFacts
 from accel_state.settings import setting
 from accel_state.splitting import split_part
 from accel_state.topology import Topology
 
 
-class PartialState:
+class PartialState(ProcessFacts):
     """This process among its peers; every instance is a handle to the same state.
 
     Args:
@@ -83,26 +84,6 @@ class PartialState:
     def initialized(self) -> bool:
         """Whether there is a state now."""
         return bool(PartialState._shared_state)
-
-    @property
-    def use_distributed(self) -> bool:
-        """Whether there are peers to talk to."""
-        return self.distributed_type != DistributedType.NO and self.num_processes > 1
-
-    @property
-    def is_main_process(self) -> bool:
-        """Rank 0."""
-        return self.process_index == 0
-
-    @property
-    def is_local_main_process(self) -> bool:
-        """Rank 0 of this machine."""
-        return self.local_process_index == 0
-
-    @property
-    def is_last_process(self) -> bool:
-        """The highest rank."""
-        return self.process_index == self.num_processes - 1
 
     @property
     def default_device(self) -> torch.device:
