@@ -24,6 +24,8 @@ FULL = "ACCEL_TEST_FAULTS" in os.environ
 KILLS = 10 if FULL else 2
 MAX_UPDATES_BETWEEN_KILLS = 50
 UPDATES = KILLS * MAX_UPDATES_BETWEEN_KILLS + 100  # enough that the run is still going on at the last kill
+SAVE_EVERY = 5
+LIMIT_S = 300  # of a whole run, about 13 s on two idle cores: only a run that hangs takes so long
 
 
 @dataclass
@@ -34,8 +36,9 @@ class Outcome:
     resumed_at: list[int] = field(default_factory=list)
 
 
-def launch(folder: Path, log: Path, workers: int) -> subprocess.Popen:
+def launch(folder: Path, log: Path, workers: int, save_every: int) -> subprocess.Popen:
     arguments = [str(TRAIN), str(folder), "--updates", str(UPDATES), "--num-workers", str(workers)]
+    arguments += ["--save-every", str(save_every)]
     with log.open("wb") as out:
         return subprocess.Popen(
             [sys.executable, "-m", "accel_launch", "launch", "--cpu", "--num-processes", "2", *arguments],
@@ -60,6 +63,22 @@ def kill_all(process: subprocess.Popen, rng: random.Random) -> None:
     assert not alive, f"left behind: {alive}"
 
 
+def finish(process: subprocess.Popen, log: Path) -> None:
+    """Wait for the end of a run; where it does not come, tell what every process of it is doing."""
+    try:
+        assert process.wait(timeout=LIMIT_S) == 0, log.read_text()
+    except subprocess.TimeoutExpired:
+        family = psutil.Process(process.pid).children(recursive=True)
+        tree = "\n".join(f"{one.pid} of {one.ppid()}: {one.status()} {one.cmdline()}" for one in family)
+        for one in family:
+            if str(TRAIN) in one.cmdline() and "launch" not in one.cmdline():
+                one.send_signal(signal.SIGUSR1)
+        time.sleep(2)
+        raise AssertionError(
+            f"no end after {LIMIT_S} s; stacks of ranks and workers:\n{log.read_text()}\n{tree}"
+        ) from None
+
+
 def wait_for(condition, process: subprocess.Popen, log: Path, pause_s: float = 0.0002) -> bool:
     end = time.monotonic() + 90
     while time.monotonic() < end:
@@ -72,17 +91,17 @@ def wait_for(condition, process: subprocess.Popen, log: Path, pause_s: float = 0
 
 
 def run_with_kills(folder: Path, tmp_path: Path, workers: int, kills: int, seed: int) -> Outcome:
-    """Start, kill, start again … then let the run finish."""
+    """Start, kill, start again … then let the run finish. Without kills it also does without most of the saves."""
     rng = random.Random(seed)
     outcome = Outcome()
     checkpoints = folder / "checkpoints"
     for attempt in range(kills + 1):
         log = tmp_path / f"log-{attempt}"
-        process = launch(folder, log, workers)
+        process = launch(folder, log, workers, SAVE_EVERY if kills else UPDATES // 2)
         try:
             if outcome.kills < kills and strike(process, log, checkpoints, rng, outcome):
                 continue
-            assert process.wait(timeout=120) == 0, log.read_text()
+            finish(process, log)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

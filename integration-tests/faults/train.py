@@ -6,8 +6,10 @@ Prints `done <hash>` with a hash over weights and optimizer state at the end, so
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import hashlib
 import importlib.util
+import signal
 import sys
 from pathlib import Path
 
@@ -56,6 +58,7 @@ def main() -> None:
     parser.add_argument("--save-every", type=int, default=5)
     parser.add_argument("--num-workers", type=int, default=0)
     args = parser.parse_args()
+    faulthandler.register(signal.SIGUSR1)  # workers inherit it: the test asks for stacks where a run does not end
     digits = example()
     accelerator = Accelerator(
         cpu=True,

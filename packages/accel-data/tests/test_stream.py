@@ -220,3 +220,87 @@ def test_a_stream_that_tells_its_state_is_put_back_instead_of_read(before, after
     assert [source.made for source in sources] == [60 - 8 * before] * after
     assert batches(resumed[0])[0] == [0, 1]  # the next epoch is whole
     assert "source_state" not in resumed[0].state_dict()
+
+
+class Split(IterableDataset):
+    """Worker w reads its own numbers: lengths[w] of them, from 100 w on."""
+
+    def __init__(self, *lengths):
+        self.lengths = lengths
+
+    def __iter__(self):
+        worker = get_worker_info().id
+        return iter(range(100 * worker, 100 * worker + self.lengths[worker]))
+
+
+def everything(lengths):
+    return sorted(100 * worker + i for worker, length in enumerate(lengths) for i in range(length))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "world"), [((12, 12), 2), ((13, 3), 2), ((1, 0), 2), ((0, 7), 3), ((0, 0), 2), ((5, 17), 3), ((18,), 2)]
+)
+def test_workers_say_which_samples_only_fill_up_a_round(lengths, world):
+    def real(rank):
+        loader = prepared(DataLoader(Split(*lengths), batch_size=3, num_workers=len(lengths)), world, rank)
+        found, ends = [], []
+        for batch in loader:
+            tail = loader.tail
+            assert len(batch) == 3 == (3 if tail is None else tail.size)
+            found += batch.tolist()[: 3 if tail is None else tail.real]
+            ends.append(loader.end_of_dataloader)
+        assert ends == [False] * (len(ends) - 1) + [True] * bool(ends)
+        return found, len(ends)
+
+    parts, counts = zip(*(real(rank) for rank in range(world)), strict=True)
+    assert len(set(counts)) == 1
+    assert sorted(number for part in parts for number in part) == everything(lengths)
+
+
+def test_workers_tell_the_remainder_of_the_last_round():
+    loader = prepared(DataLoader(Split(2, 13), batch_size=3, num_workers=2))
+    assert [loader.remainder for _ in loader] == [-1, -1, -1, 1]
+    loader = prepared(DataLoader(Split(12, 12), batch_size=3, num_workers=2))
+    assert [(loader.end_of_dataloader, loader.tail) for _ in loader][-1] == (True, None)
+    assert loader.remainder == 0
+
+
+@pytest.mark.parametrize("served", [0, 2, 3, 4])
+def test_a_resumed_stream_of_workers_knows_its_end_too(served):
+    source = DataLoader(Split(5, 17), batch_size=3, num_workers=2)
+    first, resumed = prepared(source, rank=1), prepared(source, rank=1)
+    whole = [(batch.tolist(), first.tail, first.end_of_dataloader) for batch in first]
+    resumed.load_state_dict(first.state_dict())
+    assert batches(resumed) == whole_batches(whole)  # the next epoch
+    for _, _ in zip(range(served), first, strict=False):
+        pass
+    resumed.load_state_dict(first.state_dict())
+    assert [(batch.tolist(), resumed.tail, resumed.end_of_dataloader) for batch in resumed] == whole[served:]
+
+
+def whole_batches(noted):
+    return [batch for batch, _, _ in noted]
+
+
+@pytest.mark.parametrize("lengths", [(4, 4), (10, 1), (2, 11), (1, 0), (4, 17)])
+def test_ranks_whose_workers_run_dry_fail_at_one_step(lengths):
+    served = []
+    for rank in range(3):
+        source = DataLoader(Split(*lengths), batch_size=2, num_workers=len(lengths))
+        free = batches(prepared(source, 3, rank, even_batches=False))
+        loader = prepared(source, 3, rank, even_batches=False)
+        loader.ranks_will_meet = lambda: True
+        seen = []
+        with pytest.raises(DataLoaderError, match=r"ranks from [12] on have none left"):
+            for batch in loader:
+                loader.ranks_met = True
+                seen.append(batch.tolist())
+        assert seen == free[: len(seen)]
+        served.append((len(seen), len(free)))
+    assert len({seen for seen, _ in served}) == 1
+    assert served[0][0] == min(whole for _, whole in served)
+
+
+def test_single_items_of_workers_are_dealt_to_ranks():
+    parts = [list(prepared(DataLoader(Split(3, 4), batch_size=None, num_workers=2), rank=rank)) for rank in (0, 1)]
+    assert parts == [[0, 100, 2, 102], [1, 101, 0, 103]]

@@ -100,8 +100,8 @@ class DataLoaderAdapter(DataLoaderStateMixin, DataLoader):
                 current.served += 1
                 if current.served == feed.total:
                     self.end_of_dataloader, self.remainder, self._tail = True, feed.remainder, feed.tail
-                elif feed.is_padding:
-                    self._tail = feed.tail
+                else:
+                    self._tail = feed.tail if feed.is_padding else None
                 yield batch
             if feed.ragged is not None:
                 self._check_end(feed.ragged, current.served)

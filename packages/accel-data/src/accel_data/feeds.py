@@ -55,7 +55,7 @@ class Feed(Protocol):
     tail: Tail | None
     remainder: int
     ragged: Ragged | None  # known before the first batch that not every rank gets
-    is_padding: bool  # whether the batch handed out now repeats one of a rank that has ended
+    is_padding: bool  # whether the batch handed out now holds padding though others may follow
 
     def __iter__(self) -> Iterator[Any]:
         """This rank's batches of indices; reads anew from the start of the pass each time."""

@@ -11,6 +11,7 @@ from .shard import BatchSamplerShard, ItemShard
 from .source_part import SourcePart
 from .sources import ShardedStream, TaggedCollate
 from .stream import StreamPart
+from .worker_stream import MarkingCollate
 
 Part: TypeAlias = BatchSamplerShard | StreamPart | SourcePart
 """This rank's part of a map-style data set, of a stream, or of a data set in shards."""
@@ -27,6 +28,8 @@ def own_part(loader: DataLoader) -> Part:
     if isinstance(loader.dataset, IterableDataset):
         stream = StreamPart(loader)
         attributes["dataset"] = stream.dataset
+        if stream.dataset.tells_end:
+            attributes["collate_fn"] = MarkingCollate(loader.collate_fn)
         return stream
     if loader.batch_sampler is None:
         order = loader.sampler

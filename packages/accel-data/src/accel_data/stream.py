@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from .feeds import NOTHING, Portion, Ragged, Tail
 from .partition import Partition, check_rank
 from .reading import drop_items, sample_portions
+from .worker_stream import StreamEnd, WorkerStreamFeed
 
 
 class IterableDatasetShard(IterableDataset):
@@ -64,6 +65,7 @@ class IterableDatasetShard(IterableDataset):
         self.source_state: Any = None  # of the data set, to be put back before the next iteration
         self.last_portion: Portion | None = None  # the one handed out last, where it is read in this process
         self.first_dry: int | None = None  # the first rank that got nothing in the round read last, if any
+        self.tells_end = False  # whether the last thing yielded is a `StreamEnd`, for a `MarkingCollate`
 
     def set_epoch(self, epoch: int) -> None:
         """Tell the data set inside, if it listens."""
@@ -84,11 +86,14 @@ class IterableDatasetShard(IterableDataset):
             drop_items(samples, start)
             yield from samples
             return
+        portion = None
         for portion in sample_portions(source, self.partition, start):
             self.first_dry = portion.first_dry
             if portion.items is not NOTHING:
                 self.last_portion = portion
                 yield from portion.items
+        if self.tells_end:
+            yield StreamEnd.after(portion)
 
     def __len__(self) -> int:
         """Samples of this rank, where the data set has a length."""
@@ -174,8 +179,14 @@ class StreamPart:
         self.drop_last = self.dataset.drop_last
         self.num_processes, self.process_index = self.dataset.num_processes, self.dataset.process_index
         self.generator = getattr(self.dataset.dataset, "generator", None)
-        self.has_workers = loader.num_workers > 0
+        self.num_workers = loader.num_workers
+        self.dataset.tells_end = self.has_workers and self.num_processes > 1 and not self.drop_last
         self.armed: Any = None
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether the stream is read in other processes, by each one of its own."""
+        return self.num_workers > 0
 
     @property
     def counts_samples(self) -> bool:
@@ -197,10 +208,13 @@ class StreamPart:
         """Samples that all ranks together take in one step."""
         return None if self.batch_size is None else self.dataset.partition.round_size
 
-    def open(self, start: int = 0, source_state: Any = None) -> StreamFeed:
+    def open(self, start: int = 0, source_state: Any = None) -> StreamFeed | WorkerStreamFeed:
         """The batches after the first `start` units, or from a state of the data set."""
         self.dataset.start = start if self.counts_samples else 0
         self.dataset.source_state = source_state
+        if self.dataset.tells_end:
+            pads = self.dataset.partition.pads
+            return WorkerStreamFeed(self.dataset, self.num_workers, self.process_index, pads=pads, num_dropped=start)
         return StreamFeed(self.dataset, 0 if self.counts_samples else start, self._keeps_state)
 
     @property
