@@ -155,6 +155,48 @@ def test_a_dispatched_epoch_continues_on_another_world(ranks):
     assert len(rest) >= 16
 
 
+class Telling(IterableDataset):
+    """Tells where it stands, and counts what is read."""
+
+    def __init__(self, length):
+        self.length, self.position, self.num_read = length, 0, 0
+
+    def state_dict(self):
+        return {"position": self.position}
+
+    def load_state_dict(self, state):
+        self.position = state["position"]
+
+    def __iter__(self):
+        while self.position < self.length:
+            self.num_read += 1
+            self.position += 1
+            yield self.position - 1
+        self.position = 0
+
+
+def resumed_stream(state, how):
+    stream = Telling(26)
+    loader = prepared(DataLoader(stream, batch_size=2, **how))
+    if state is None:
+        seen = [batch.tolist() for _, batch in zip(range(2), loader, strict=False)]
+        return seen, copy.deepcopy(loader.state_dict())
+    loader.load_state_dict(state)
+    return values(loader), stream.num_read
+
+
+@pytest.mark.parametrize("how", [{}, {"drop_last": True}])
+def test_a_dispatched_stream_is_put_back_by_its_own_state(ranks, how):
+    (first, state), (second, other) = ranks(resumed_stream, 2, None, how)
+    assert state["source_state"] == {"position": 8}
+    assert "source_state" not in other  # rank 0 reads; with its state left out, what was consumed is read and dropped
+    assert sorted(x for batch in first + second for x in batch) == list(range(8))
+    for loaded, num_read in ((state, 18), (other, 26)):
+        after = ranks(resumed_stream, 3, loaded, how)
+        assert sorted(x for batches, _ in after for batch in batches for x in batch) == list(range(8, 26))
+        assert [count for _, count in after] == [num_read, 0, 0]
+
+
 def gathered():
     state = GradientState()
     loader = prepared(DataLoader(Stream(9), batch_size=2), gradient_state=state)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -147,14 +148,14 @@ class DataLoaderDispatcher(DataLoaderShard):
         cutter = Cutter(self._num_parts, self.split_batches, self.even_batches, self.slice_fn)
         step = 0
         try:
-            batches = feed.inner.serve(self._torch_iterator(feed.inner))
+            batches = feed.remembering(feed.inner.serve(self._torch_iterator(feed.inner)))
             for group, is_last in rounds_of(batches, feed.inner, self._batches_per_round, self._drops_short_round):
                 dealt = cutter.deal(group, is_last)
                 note = self._send(dealt, step)
                 own = dealt.parts[self.part_of_rank[READER]]
                 if own is None:
                     return
-                feed.take(replace(note, size=own.size, real=own.real))
+                feed.take(replace(note, size=own.size, real=own.real), len(group))
                 yield own.batch
                 step += 1
             if feed.total is None:  # nothing was read at all
@@ -225,6 +226,9 @@ class _Rounds:
 
     Args:
         inner: what rank 0 reads.
+
+    Attributes:
+        source_state: where rank 0 reads a data set that tells its state: that after the round handed out last.
     """
 
     inner: Feed | None
@@ -233,9 +237,22 @@ class _Rounds:
     remainder: int = -1
     ragged: Ragged | None = None
     is_padding = False
+    source_state: Any = None
+    _states: deque[Any] = field(default_factory=deque)  # of batches that were read, until their round is handed out
 
-    def take(self, note: Note) -> None:
-        """Note what is told about the round that is handed out now."""
+    def __post_init__(self) -> None:
+        self.source_state = getattr(self.inner, "source_state", None)
+
+    def remembering(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """`batches` of the inner feed, whose state after each is kept."""
+        for batch in batches:
+            self._states.append(getattr(self.inner, "source_state", None))
+            yield batch
+
+    def take(self, note: Note, num_batches: int = 0) -> None:
+        """Note what is told about the round that is handed out now, and the state after its batches."""
+        for _ in range(num_batches):
+            self.source_state = self._states.popleft()
         if note.first_dry:
             self.ragged = Ragged(note.step, note.first_dry)
         if note.is_last and note.kind == BATCH:
