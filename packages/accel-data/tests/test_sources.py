@@ -170,6 +170,35 @@ def test_a_rank_that_leaves_is_noticed(ranks):
     assert "Another rank did not say how many batches of the stream it found" in said
 
 
+class Broken(Files):
+    """Shard 1 cannot be read to its end."""
+
+    def __iter__(self):
+        for number, sample in enumerate(super().__iter__()):
+            if self.mine == 1 and number == 27:
+                raise OSError("the disk is gone")
+            yield sample
+
+
+def one_fails(workers):
+    loader = prepared([60, 60], kind=Broken, workers=workers)
+    first = []
+    with pytest.raises((DataLoaderError, OSError)) as caught:
+        for batch in loader:
+            first += batch.tolist()
+    said = f"{type(caught.value).__name__}: {caught.value}"
+    return said, len(first), len(values(prepared([4, 4])))  # ranks still go together
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_rank_that_cannot_read_is_told_to_the_others(ranks, workers):
+    first, second = ranks(one_fails, 2, workers)
+    assert first[0] == "DataLoaderError: Rank 1 could not read its shards of the stream; its own error says why."
+    assert second[0].startswith("OSError: ")
+    assert "the disk is gone" in second[0]
+    assert first[2] == second[2] == 2
+
+
 # ---- on one process
 
 

@@ -112,6 +112,7 @@ class SourceFeed:
 
     def serve(self, batches: Iterator[Any]) -> Iterator[Any]:
         """`batches`, without their marks, in windows on which the ranks agree."""
+        batches = self._telling_of_failure(batches)
         drop_items(batches, self._num_dropped)
         served, repeated = 0, 0
         found = list(islice(batches, WINDOW))
@@ -141,6 +142,14 @@ class SourceFeed:
             if after is None:
                 return
             found, window = following, after
+
+    def _telling_of_failure(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """`batches`; where reading them fails, the other ranks hear of it instead of waiting for a window."""
+        try:
+            yield from batches
+        except Exception:
+            self._agreement.give_up()
+            raise
 
     def _propose(self, found: list[Any]) -> Any:
         rows = []
