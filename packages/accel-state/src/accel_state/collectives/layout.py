@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from accel_state.collectives.trees import children, leaves_with_paths, unsupported_leaf
+from accel_state.collectives.trees import children, leaves_with_paths, loops_named, unsupported_leaf
 
 _BRACKETS: dict[type, tuple[str, str]] = {dict: ("{", "}"), list: ("[", "]"), tuple: ("(", ")")}
 
@@ -34,6 +34,7 @@ class _CannotSend(Exception):  # noqa: N818  (never leaves this module)
     """A leaf was met that the operation cannot take; its place is found when the message is written."""
 
 
+@loops_named
 def flatten(
     tree: Any, operation: str, shape: Shape, takes: Callable[[torch.Tensor], str | None] | None = None
 ) -> tuple[list[torch.Tensor], str]:
