@@ -23,7 +23,7 @@ def split_part(inputs: Any, process_index: int, num_processes: int, apply_paddin
 
     Args:
         inputs: a list, tuple, range or other sequence, tensor, numpy array, data set (of torch, or with `select`), or a
-            dict of them, all of one length. A padded part of a range is a list, part of a torch data set a `Subset`.
+            dict of them, all of one length. Part of a torch data set is a `Subset`, of a range with padding a list.
         process_index: whose part.
         num_processes: how many parts.
         apply_padding: repeat the last element so that all parts are equally long.
@@ -65,7 +65,7 @@ def _check_divisible(inputs: Any, where: str = "") -> None:
     if not is_divisible:
         raise TypeError(
             f"split_between_processes got a {type(inputs).__name__}{where} ({inputs!r:.60}), which cannot be split: "
-            "give a list, tuple, tensor of at least one dimension, numpy array, range, sized data set, or a dict of them"
+            "give a list, tuple, tensor with a dimension, numpy array, range, sized data set, or a dict of them"
         )
 
 

@@ -106,6 +106,16 @@ def loop_in(tree: Any) -> str | None:
         return None
 
 
+def refuse_loops(operation: str, *trees: Any) -> None:
+    """Raise ValueError where one of the trees has no end. For those whose walk has exhausted Python's stack."""
+    for tree in trees:
+        path = loop_in(tree)
+        if path is not None:
+            raise ValueError(
+                f"{operation}: the data holds itself, at {path}: containers have to end in leaves"
+            ) from None
+
+
 def loops_named(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Decorator: where data without an end exhausts Python's stack, raise ValueError that names the loop's place."""
 
@@ -114,12 +124,7 @@ def loops_named(function: Callable[_P, _R]) -> Callable[_P, _R]:
         try:
             return function(*args, **kwargs)
         except RecursionError:
-            for value in (*args, *kwargs.values()):
-                path = loop_in(value)
-                if path is not None:
-                    raise ValueError(
-                        f"{function.__name__}: the data holds itself, at {path}: containers have to end in leaves"
-                    ) from None
+            refuse_loops(function.__name__, *args, *kwargs.values())
             raise
 
     return run
