@@ -19,8 +19,10 @@ import pytest
 import torch
 
 from accel_state import PartialState, Trigger, gather, meeting, wait_for_everyone
+from accel_state.collectives import absence
 from accel_state.errors import CollectiveMismatchError, ProcessGroupError, RankFailedError
 from accel_state.meeting import agree_on_size
+from accel_state.polling import until
 
 Ranks = Callable[..., list[Any]]
 TIMEOUT = timedelta(seconds=1.5)
@@ -37,10 +39,10 @@ def ends_with(call: Callable[[], Any]) -> tuple[str, float]:
     raise AssertionError("it should have failed")
 
 
-def wait_until(is_so: Callable[[], bool], limit_s: float = 20) -> None:
-    deadline = time.monotonic() + limit_s
-    while not is_so() and time.monotonic() < deadline:
-        time.sleep(0.02)
+def lose_ranks_soon() -> PartialState:
+    """A state with a short time-out, and a short wait for others to say that they came."""
+    absence._GRACE_S = 1.0
+    return PartialState(cpu=True, timeout=TIMEOUT)
 
 
 def through_a_helper(call: Callable[[], Any]) -> Any:
@@ -49,9 +51,9 @@ def through_a_helper(call: Callable[[], Any]) -> Any:
 
 def test_an_infinite_loop_on_one_rank(ranks: Ranks, tmp_path: Path) -> None:
     def body() -> Any:
-        state = PartialState(cpu=True, timeout=TIMEOUT)
+        state = lose_ranks_soon()
         if state.process_index == 1:
-            return wait_until((tmp_path / "done").exists)
+            return until((tmp_path / "done").exists, 20)
         said = ends_with(lambda: through_a_helper(wait_for_everyone))
         (tmp_path / "done").touch()
         return said
@@ -63,12 +65,12 @@ def test_an_infinite_loop_on_one_rank(ranks: Ranks, tmp_path: Path) -> None:
 
 def test_a_stopped_process(ranks: Ranks, tmp_path: Path) -> None:
     def body() -> Any:
-        state = PartialState(cpu=True, timeout=TIMEOUT)
+        state = lose_ranks_soon()
         if state.process_index == 1:
             (tmp_path / "pid").write_text(str(os.getpid()))
             os.kill(os.getpid(), signal.SIGSTOP)
             return None
-        wait_until((tmp_path / "pid").exists)
+        until((tmp_path / "pid").exists, 20)
         time.sleep(0.2)
         said = ends_with(lambda: gather(torch.ones(1)))
         os.kill(int((tmp_path / "pid").read_text()), signal.SIGCONT)
@@ -96,7 +98,7 @@ def test_ranks_in_different_groups(ranks: Ranks) -> None:
     def body() -> Any:
         import torch.distributed as dist
 
-        rank = PartialState(cpu=True, timeout=TIMEOUT).process_index
+        rank = lose_ranks_soon().process_index
         pair = dist.new_group([0, 1], timeout=TIMEOUT)
         if rank == 2:
             return ends_with(lambda: gather(torch.ones(1)))
@@ -173,7 +175,7 @@ def test_the_first_of_a_machine_dies_while_the_store_lives(ranks: Ranks) -> None
         if rank == 3:
             with state.local_main_process_first():
                 return None
-        wait_until(lambda: False, 3)
+        time.sleep(2)
 
     with pytest.raises(RankFailedError, match=r"rank 3 waits in local_main.* for rank 2, which has ended"):
         ranks(body, 4)
