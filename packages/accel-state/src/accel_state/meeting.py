@@ -62,8 +62,8 @@ def _connected(url: str, topology: Topology, timeout: timedelta) -> Store:
         limit_s = timeout.total_seconds() + _GRACE_S
         if not until(lambda: bool(found), limit_s):
             raise ProcessGroupError(
-                f"what listens there is not the store of the job: it did not answer within {limit_s:g} s. Another program "
-                "uses the port: choose another MASTER_PORT"
+                f"what listens there is not the store of the job: it did not answer within {limit_s:g} s. Another "
+                "program uses the port: choose another MASTER_PORT"
             )
     if isinstance(found[0], Exception):
         raise found[0]
