@@ -261,17 +261,22 @@ def _initialise(
         )
     except (RuntimeError, ValueError) as error:  # torch's network and time-out errors are RuntimeErrors
         who = f"rank {topology.rank} of {topology.world_size} could not join the others at {where}"
-        if isinstance(error, ProcessGroupError):
-            raise ProcessGroupError(f"{who}: {error}") from error.__cause__
-        if "EADDRINUSE" in str(error) or "address already in use" in str(error).lower():
-            raise ProcessGroupError(
-                f"{who}: another program on this machine uses port {topology.master_port} already, perhaps a run that "
-                f"has not ended. End it, or choose another port (MASTER_PORT, --main-process-port): {error}"
-            ) from error
-        raise ProcessGroupError(
-            f"{who}: {error}. Check that rank 0 runs, that the port is free there and can be reached, and that all "
-            "ranks were given one world size"
-        ) from error
+        raise ProcessGroupError(f"{who}: {_why_apart(error)}") from error
+
+
+def _why_apart(error: Exception) -> str:
+    """What torch's or our error means, and what to do."""
+    if isinstance(error, ProcessGroupError):
+        return str(error)
+    if "EADDRINUSE" in str(error) or "address already in use" in str(error).lower():
+        return (
+            "another program uses that port already, perhaps a run that has not ended. End it, or choose another port "
+            f"(MASTER_PORT, --main-process-port): {error}"
+        )
+    return (
+        f"{error}. Check that rank 0 runs, that the port is free there and can be reached, and that all ranks were given "
+        "one world size"
+    )
 
 
 def _open_channel(kind: DeviceKind, backend: str | None, timeout: timedelta) -> Channel:
