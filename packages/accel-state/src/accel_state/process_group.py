@@ -274,8 +274,8 @@ def _why_apart(error: Exception) -> str:
             f"(MASTER_PORT, --main-process-port): {error}"
         )
     return (
-        f"{error}. Check that rank 0 runs, that the port is free there and can be reached, and that all ranks were given "
-        "one world size"
+        f"{error}. Check that rank 0 runs, that the port is free there and can be reached, and that all ranks were "
+        "given one world size"
     )
 
 
