@@ -1,6 +1,7 @@
 """The `accel` command in a process of its own, and processes that must be gone."""
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -31,7 +32,12 @@ class Accel:
         """Start `accel ARGUMENTS` without waiting."""
         defaults = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": self.folder}
         command = [sys.executable, "-m", "accel_launch", *map(str, arguments)]
-        return subprocess.Popen(command, env={**self.environ, **(env or {})}, **(defaults | options))
+        return subprocess.Popen(
+            command,
+            env={**self.environ, **(env or {})},
+            preexec_fn=hear_ctrl_c,  # noqa: PLW1509  the tests have one thread
+            **(defaults | options),
+        )
 
     def __call__(self, *arguments: str | Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess:
         """Run `accel ARGUMENTS` to its end."""
@@ -41,8 +47,17 @@ class Accel:
 
     def pids(self, count: int) -> list[int]:
         """The numbers that scripts left in files `*.pid`, once there are so many."""
-        wait_until(lambda: len(list(self.folder.glob("*.pid"))) >= count)
-        return [int(path.suffixes[0][1:]) for path in sorted(self.folder.glob("*.pid"))]
+        return [int(path.suffixes[0][1:]) for path in self.found("*.pid", count)]
+
+    def found(self, pattern: str, count: int) -> list[Path]:
+        """The files that scripts left, once there are so many."""
+        wait_until(lambda: len(list(self.folder.glob(pattern))) >= count)
+        return sorted(self.folder.glob(pattern))
+
+
+def hear_ctrl_c() -> None:
+    """Whoever starts the tests in the background of a shell ignores Ctrl-C, and what was ignored stays so."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def wait_until(condition, timeout_s: float = 20.0) -> None:

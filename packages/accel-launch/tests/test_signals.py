@@ -61,8 +61,7 @@ def test_a_second_ctrl_c_kills_at_once(accel, gone):
     with launched(accel, "--grace_s", "100") as process:
         pids = accel.pids(2)
         process.send_signal(signal.SIGINT)
-        while len(list(accel.folder.glob("told*"))) < 2:
-            time.sleep(0.01)
+        accel.found("told*", 2)
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 137
         process.communicate()
