@@ -197,6 +197,32 @@ def test_a_dispatched_stream_is_put_back_by_its_own_state(ranks, how):
         assert [count for _, count in after] == [num_read, 0, 0]
 
 
+class Named(IterableDataset):
+    def __iter__(self):
+        return ({"number": number, "other": torch.ones(3)} for number in range(10))
+
+
+def taken_apart(how):
+    found = []
+    for batch in prepared(DataLoader(Named(), batch_size=2), **how):
+        found.append(batch.pop("number").tolist())
+        batch["other"].mul_(0)
+    return found
+
+
+def zeroed(how):
+    found = []
+    for batch in prepared(DataLoader(Stream(6), batch_size=4), **how):
+        found.append(batch.tolist())
+        batch.mul_(0)
+    return found
+
+
+def test_what_fills_up_a_round_is_as_it_was_read(ranks):
+    assert ranks(taken_apart, 2, {}) == [[[0, 1], [4, 5], [8, 9]], [[2, 3], [6, 7], [0, 1]]]
+    assert ranks(zeroed, 2, {"split_batches": True}) == [[[0, 1], [4]], [[2, 3], [5]]]
+
+
 def gathered():
     state = GradientState()
     loader = prepared(DataLoader(Stream(9), batch_size=2), gradient_state=state)

@@ -170,6 +170,111 @@ def test_a_rank_that_leaves_is_noticed(ranks):
     assert "Another rank did not say how many batches of the stream it found" in said
 
 
+def stopped(sizes, steps, how):
+    """Some steps, and the real samples among them; then the state."""
+    loader = prepared(sizes, **how)
+    seen = []
+    for _, batch in zip(range(steps), loader, strict=False):
+        seen += [] if loader.tail is not None and loader.tail.real == 0 else batch.tolist()
+    return seen, copy.deepcopy(loader.state_dict())
+
+
+def continued(sizes, state, how):
+    loader = prepared(sizes, **how)
+    loader.load_state_dict(state)
+    rest, padding = [], []
+    for batch in loader:
+        (padding if loader.tail is not None and loader.tail.real == 0 else rest).extend(batch.tolist())
+    return rest, padding, loader.state_dict()["epoch"], len(values(loader))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("sizes", "steps", "before", "after"),
+    [([30, 6], 5, 2, 2), ([10, 9, 31], 10, 1, 2), ([6, 20, 8, 30], 4, 2, 3), ([4, 30], 9, 2, 1)],
+)
+def test_a_pass_continues_where_some_shards_are_used_up(ranks, sizes, steps, before, after, workers):
+    how = {"workers": workers}
+    first = ranks(stopped, before, sizes, steps, how)
+    second = ranks(continued, after, sizes, first[0][1], how)
+    seen = [item for of_rank in first for item in of_rank[0]] + [item for of_rank in second for item in of_rank[0]]
+    assert sorted(seen) == samples(sizes)
+    assert len({len(rest) + len(padding) for rest, padding, _, _ in second}) == 1
+    assert {epoch for _, _, epoch, _ in second} == {1}
+
+
+def test_shards_that_are_left_are_dealt_anew_to_another_number_of_ranks(ranks):
+    how = {"even_batches": False}
+    first = ranks(stopped, 1, [10, 9, 31, 30], 10, how)
+    state = first[0][1]
+    assert state["finished_shards"] == [0, 1]
+    second = ranks(continued, 2, [10, 9, 31, 30], state, how)
+    assert [rest for rest, _, _, _ in second] == [list(range(201, 231)), list(range(300, 330))]
+
+
+def changes_batches(how):
+    """A loop that takes its batches apart, in place."""
+    loader = prepared([10, 4], kind=Named, **how)
+    found = []
+    for batch in loader:
+        found.append(batch.pop("number").tolist())
+        batch["other"].mul_(0)
+    return found
+
+
+class Named(Files):
+    def __iter__(self):
+        return ({"number": number, "other": torch.ones(3)} for number in super().__iter__())
+
+
+def test_what_is_repeated_is_as_it_was_read(ranks):
+    first, second = ranks(changes_batches, 2, {})
+    assert first == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
+    assert second == [[100, 101], [102, 103], [100, 101], [102, 103], [100, 101]]
+
+
+def on_a_mesh(state):
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_replicate", "tp"))
+    loader = prepare_data_loader(DataLoader(Files([12, 4]), batch_size=2), torch_device_mesh=mesh)
+    if state is None:
+        seen = [batch.tolist() for _, batch in zip(range(2), loader, strict=False)]
+        return seen, copy.deepcopy(loader.state_dict())
+    loader.load_state_dict(state)
+    return values(loader), None
+
+
+def started_on_a_mesh(state=None):
+    PartialState(cpu=True)
+    return on_a_mesh(state)
+
+
+def test_ranks_of_one_part_agree_with_the_others(ranks):
+    whole = ranks(started_on_a_mesh, 4)
+    assert [state["shard_positions"] for _, state in whole] == [[4, 4]] * 4
+    assert whole[0][0] == whole[1][0] == [[0, 1], [2, 3]]
+    assert whole[2][0] == whole[3][0] == [[100, 101], [102, 103]]
+    rest = ranks(started_on_a_mesh, 4, whole[2][1])
+    assert rest[0][0] == rest[1][0] == [[4, 5], [6, 7], [8, 9], [10, 11]]
+    assert rest[2][0] == rest[3][0] == [[100, 101], [102, 103]] * 2
+
+
+def breaks_apart():
+    loader = prepared([40, 40])
+    steps = (2, 7)[PartialState().process_index]
+    for _, _ in zip(range(steps), loader, strict=False):
+        pass
+    with pytest.raises(CollectiveMismatchError) as caught:
+        values(loader)
+    return str(caught.value)
+
+
+def test_ranks_that_left_at_different_steps_are_told(ranks):
+    first, second = ranks(breaks_apart, 2)
+    assert first == second
+    assert "rank 0 iterates it for the 2. time and has read 0 batches" in first
+    assert "rank 1 iterates it for the 1. time and has read 8 batches" in first
+
+
 class Broken(Files):
     """Shard 1 cannot be read to its end."""
 
@@ -256,7 +361,49 @@ def test_alone_ranks_without_a_group_hold_their_own_positions():
     ]
     for loader in loaders:
         next(iter(loader))
-    assert [loader.state_dict()["shard_positions"] for loader in loaders] == [[2, 0], [0, 2]]
+    states = [loader.state_dict() for loader in loaders]
+    assert [state["shard_positions"] for state in states] == [[2, 0], [0, 2]]
+    loaders[1].load_state_dict(states[1])
+    assert values(loaders[1]) == [[102, 103], [104, 105]]
+    with pytest.raises(DataStateError, match="holds only the shards of rank 1 of 2"):
+        loaders[0].load_state_dict(states[1])
+    with pytest.raises(DataStateError, match="holds only the shards of rank 0 of 2"):
+        prepared([4, 6]).load_state_dict(states[0])
+
+
+class Forgetful(Files):
+    """Its shards begin at epoch 0, whatever epoch it was in, as those of Hugging Face's streams."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        yield from (10 * self.epoch + number for number in range(self.sizes[self.mine]))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_shards_are_told_the_epoch(workers):
+    loader = prepared([2], kind=Forgetful, workers=workers)
+    assert [values(loader) for _ in range(3)] == [[[0, 1]], [[10, 11]], [[20, 21]]]
+
+
+def test_the_collate_function_of_a_worker_sees_the_worker():
+    def collate(items):
+        return [get_worker_info().id, *items]
+
+    source = DataLoader(Files([4, 2]), batch_size=2, num_workers=2, collate_fn=collate)
+    loader = prepare_data_loader(source, num_processes=1, process_index=0)
+    assert list(loader) == [[0, 0, 1], [1, 100, 101], [0, 2, 3]]
+
+
+def test_a_loader_is_pickled_in_the_middle_of_a_pass():
+    loader = prepared([8])
+    next(iter(loader))
+    twin = pickle.loads(pickle.dumps(loader))
+    assert twin.state_dict()["shard_positions"] == [2]
+    assert values(twin) == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
 def test_too_few_shards_are_read_as_one_stream():

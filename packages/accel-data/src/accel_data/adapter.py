@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -23,7 +24,7 @@ from .randomness import drawn_generator, synchronize, worker_seed
 from .samplers import SeedableRandomSampler, innermost_sampler, set_innermost_sampler
 from .seeded import SeededIndices, SeededReads, epoch_seed
 from .shard import BatchSamplerShard
-from .source_part import SourcePart
+from .source_part import SourceFeed, SourcePart
 from .stream import StreamPart
 
 logger = logging.getLogger("accel_data")
@@ -138,6 +139,9 @@ class DataLoaderAdapter(DataLoaderStateMixin, DataLoader):
 
     def _batches(self, feed: Feed) -> Iterator[Any]:
         """What the user gets in a pass, where it belongs."""
+        if isinstance(feed, SourceFeed):
+            loader = weakref.proxy(self)  # which holds the feed
+            feed.read_again = lambda: loader._torch_iterator(feed)  # noqa: SLF001  (its own class)
         return self._placed(feed.serve(self._torch_iterator(feed)))
 
     def _placed(self, batches: Iterator[Any]) -> Iterator[Any]:
@@ -327,6 +331,7 @@ class DataLoaderAdapter(DataLoaderStateMixin, DataLoader):
             and not shard.counts_samples
             and shard.num_processes == self._num_parts,
             num_shards=shard.num_shards if isinstance(shard, SourcePart) else None,
+            rank_alone=None if not isinstance(shard, SourcePart) or shard.knows_all else shard.process_index,
         )
 
     def _tell_epoch(self, epoch: int) -> None:

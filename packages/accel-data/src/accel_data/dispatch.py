@@ -145,14 +145,15 @@ class DataLoaderDispatcher(DataLoaderShard):
 
     def _read_and_send(self, feed: _Rounds) -> Iterator[Any]:
         assert feed.inner is not None
-        cutter = Cutter(self._num_parts, self.split_batches, self.even_batches, self.slice_fn)
+        own_part = self.part_of_rank[READER]
+        cutter = Cutter(self._num_parts, self.split_batches, self.even_batches, self.slice_fn, own_part)
         step = 0
         try:
             batches = feed.remembering(feed.inner.serve(self._torch_iterator(feed.inner)))
             for group, is_last in rounds_of(batches, feed.inner, self._batches_per_round, self._drops_short_round):
                 dealt = cutter.deal(group, is_last)
                 note = self._send(dealt, step)
-                own = dealt.parts[self.part_of_rank[READER]]
+                own = dealt.parts[own_part]
                 if own is None:
                     return
                 feed.take(replace(note, size=own.size, real=own.real), len(group))

@@ -11,6 +11,7 @@ from torch import Tensor
 from accel_state.errors import DataStateError
 
 from .digest import SampleDigest
+from .shard_places import ShardPlaces
 
 STATE_VERSION = 1
 
@@ -27,14 +28,14 @@ class Position:
         epoch: which one, counted from 0.
         consumed: units of the order (samples, or batches of an unknown batch sampler) that the user has received.
         generator_state: the sampler's generator as it was before this epoch's order was drawn.
-        shards: samples received of each shard, of a data set that is read in shards.
+        shards: the place in each shard, of a data set that is read in shards.
         source_state: of an iterable data set that tells it.
     """
 
     epoch: int = 0
     consumed: int = 0
     generator_state: Tensor | None = None
-    shards: tuple[int, ...] | None = None
+    shards: ShardPlaces | None = None
     source_state: Any = None
 
 
@@ -55,7 +56,7 @@ class Pass:
         consumed = self.origin.consumed + self.served * self.units_per_step
         if self.num_units is not None:
             consumed = min(consumed, max(self.num_units, self.origin.consumed))
-        shards = getattr(self.feed, "positions", None)  # of a data set in shards
+        shards = getattr(self.feed, "places", None)  # of a data set in shards
         source_state = getattr(self.feed, "source_state", None)  # of a stream that tells it
         return replace(self.origin, consumed=consumed, shards=shards, source_state=source_state)
 
@@ -81,6 +82,7 @@ class Fingerprint:
     num_processes: int
     world_bound: bool = False  # whether a position only fits as many ranks
     num_shards: int | None = None  # of a data set that is read in shards
+    rank_alone: int | None = None  # of a rank that only knows where its own shards stand
 
 
 def state_of(position: Position, fingerprint: Fingerprint, seed: int | None) -> dict[str, Any]:
@@ -97,9 +99,11 @@ def state_of(position: Position, fingerprint: Fingerprint, seed: int | None) -> 
         "batch_size": fingerprint.batch_size,
         "seed": seed,
         "generator_state": position.generator_state,
-        "shard_positions": _shard_positions(position, fingerprint),
         "source_state": position.source_state,
+        "rank": fingerprint.rank_alone,
     }
+    if fingerprint.num_shards is not None:
+        optional |= (position.shards or ShardPlaces.start(fingerprint.num_shards)).state()
     return state | {key: value for key, value in optional.items() if value is not None}
 
 
@@ -129,20 +133,13 @@ def position_of(state: Mapping[str, Any], fingerprint: Fingerprint) -> Position:
             f"The loader's state names epoch {epoch} and {consumed} {fingerprint.unit} consumed; this loader has "
             f"{fingerprint.length} {fingerprint.unit}."
         )
-    shards = state.get("shard_positions")
     return Position(
         epoch=epoch,
         consumed=consumed,
         generator_state=state.get("generator_state"),
-        shards=None if shards is None else tuple(shards),
+        shards=ShardPlaces.from_state(state, fingerprint.num_processes),
         source_state=state.get("source_state"),
     )
-
-
-def _shard_positions(position: Position, fingerprint: Fingerprint) -> list[int] | None:
-    if fingerprint.num_shards is None:
-        return None
-    return [0] * fingerprint.num_shards if position.shards is None else list(position.shards)
 
 
 def _check_same_data(state: Mapping[str, Any], fingerprint: Fingerprint) -> None:
@@ -168,6 +165,12 @@ def _check_same_data(state: Mapping[str, Any], fingerprint: Fingerprint) -> None
         raise DataStateError(
             f"The loader's state has positions in {num_shards} shards, but this data set comes in "
             f"{fingerprint.num_shards}. Load it with the files, or number of shards, that it was saved with."
+        )
+    alone = state.get("rank")
+    if alone is not None and (alone, state.get("num_processes")) != (fingerprint.rank_alone, fingerprint.num_processes):
+        raise DataStateError(
+            f"The loader's state holds only the shards of rank {alone} of {state.get('num_processes')}: without a "
+            "process group, that rank could not know the others'. Load it on the same rank of as many."
         )
     saved_size = state.get("batch_size")
     if fingerprint.unit == "batches" and saved_size != fingerprint.batch_size:

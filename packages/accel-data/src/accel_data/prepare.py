@@ -141,7 +141,9 @@ def _sharded_stream(dataloader: DataLoader, place: DataPlace, even_batches: bool
     num_shards = num_source_shards(dataset)
     if num_shards is None or num_shards < place.count:
         return None
-    return ShardedStream(dataset, num_shards, place.count, place.index, repeats=even_batches)
+    return ShardedStream(
+        dataset, num_shards, place.count, place.index, repeats=even_batches, part_of_rank=place.part_of_rank
+    )
 
 
 def _part(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, islice
@@ -81,12 +82,14 @@ class Cutter:
         splits: a round is one batch that is cut, rather than one batch per part.
         even: complete a last round that is short with the first samples or batches.
         slice_fn: cuts a batch; torch's slicing of nested tensors by default.
+        reader_part: the part that the loop in this process gets, and may change in place.
     """
 
     num_parts: int
     splits: bool
     even: bool
     slice_fn: Callable[..., Any] | None = None
+    reader_part: int | None = None
     _opening: list[Any] = field(default_factory=list)
 
     def nothing(self) -> Round:
@@ -96,7 +99,7 @@ class Cutter:
     def deal(self, group: Sequence[Any], is_last: bool) -> Round:
         """The parts of a round of batches."""
         wanted = 1 if self.splits else self.num_parts
-        self._opening += group[: wanted - len(self._opening)]
+        self._keep(group[: wanted - len(self._opening)])
         if self.splits or self.slice_fn is not None:
             return self._cut(group, is_last)
         sizes = [_size(batch) for batch in group]
@@ -108,6 +111,12 @@ class Cutter:
             parts += [None] * missing
         is_short = missing > 0 or sizes[-1] < _size(self._opening[0])
         return Round(parts, is_last, sum(sizes) if is_short else 0, is_padded=missing > 0 and self.even)
+
+    def _keep(self, group: Sequence[Any]) -> None:
+        """Keep the first round for filling up the last one; of what the loop gets too, a copy of our own."""
+        for batch in group:
+            is_shared = self.splits or self.slice_fn is not None or len(self._opening) == self.reader_part
+            self._opening.append(_copied(batch) if self.even and is_shared else batch)
 
     def _cut(self, group: Sequence[Any], is_last: bool) -> Round:
         """One batch, or a joined round, cut into equal parts."""
@@ -147,6 +156,13 @@ class Cutter:
         if self.slice_fn is not None:
             return self.slice_fn(data, cut, process_index=index, num_processes=self.num_parts)
         return slice_tensors(data, cut)
+
+
+def _copied(batch: Any) -> Any:
+    try:
+        return copy.deepcopy(batch)
+    except TypeError:  # what cannot be copied cannot be sent either, which says so
+        return batch
 
 
 def _size(batch: Any) -> int:

@@ -6,8 +6,7 @@ The position is one number per shard, so shards can be dealt anew to any number 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils import worker as torch_worker
 
 from .reading import drop_items
+from .shard_places import ShardPlaces, is_finished, num_read, place_code
 
 
 def num_source_shards(dataset: Any) -> int | None:
@@ -35,11 +35,11 @@ def take_shard(dataset: Any, index: int, count: int) -> Any:
 
 @dataclass(frozen=True)
 class Tagged:
-    """A sample, and where its shard stands once it was received."""
+    """A sample, and the place in its shard once it was received, see `place_code`."""
 
     sample: Any
     shard: int
-    position: int
+    place: int
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class TaggedCollate:
 
     def __call__(self, items: list[Tagged] | Tagged) -> tuple[Any, dict[int, int]]:
         if isinstance(items, Tagged):  # a loader with batch_size=None
-            return self.collate(items.sample), {items.shard: items.position}
-        return self.collate([item.sample for item in items]), {item.shard: item.position for item in items}
+            return self.collate(items.sample), {items.shard: items.place}
+        return self.collate([item.sample for item in items]), {item.shard: item.place for item in items}
 
 
 class ShardedStream(IterableDataset):
@@ -64,20 +64,30 @@ class ShardedStream(IterableDataset):
         dataset: with `num_shards` and `shard`. A shard with `skip(n)` is asked to start later; another one is read and
             dropped up to its position.
         num_shards: as many as the data set has.
-        num_processes, process_index: ranks, and this one.
+        num_processes, process_index: parts that the shards are dealt to, and this rank's.
         repeats: a rank whose shards end first repeats its first batches; False: all stop with the first one.
+        part_of_rank: every rank's part; by default each rank has its own.
     """
 
     def __init__(
-        self, dataset: Any, num_shards: int, num_processes: int, process_index: int, *, repeats: bool = True
+        self,
+        dataset: Any,
+        num_shards: int,
+        num_processes: int,
+        process_index: int,
+        *,
+        repeats: bool = True,
+        part_of_rank: tuple[int, ...] | None = None,
     ) -> None:
         self.dataset = dataset
         self.num_shards = num_shards
         self.num_processes = num_processes
         self.process_index = process_index
         self.repeats = repeats
-        # epoch, samples to drop, then a position per shard; in shared memory, so that persistent workers see it too
-        self._control = torch.zeros(2 + num_shards, dtype=torch.int64).share_memory_()
+        self.part_of_rank = tuple(range(num_processes)) if part_of_rank is None else part_of_rank
+        # epoch, samples to drop, a place per shard, then the deal; in shared memory: persistent workers see it too
+        self._control = torch.zeros(2 + 2 * num_shards, dtype=torch.int64).share_memory_()
+        self.start_at(ShardPlaces.start(num_shards), 0)
 
     def set_epoch(self, epoch: int) -> None:
         """Tell the data set, here and in workers."""
@@ -86,52 +96,81 @@ class ShardedStream(IterableDataset):
         if callable(set_epoch):
             set_epoch(epoch)
 
-    def start_at(self, positions: tuple[int, ...], num_dropped: int) -> None:
-        """Let the next iteration begin at these positions, less the samples that are dropped first."""
-        self._control[1] = num_dropped
-        self._control[2:] = torch.tensor(positions, dtype=torch.int64)
+    def start_at(self, places: ShardPlaces, num_dropped: int) -> None:
+        """Let the next iteration begin at these places, less the samples that are dropped first."""
+        self._control[1:] = torch.tensor([num_dropped, *places.codes, *places.deal], dtype=torch.int64)
 
-    def shards_of(self, worker: int, num_workers: int) -> range:
+    def shards_of(self, worker: int, num_workers: int) -> list[int]:
         """The shards that one worker of this rank reads: ranks are served before workers."""
-        first = self.process_index + worker * self.num_processes
-        return range(first, self.num_shards, self.num_processes * num_workers)
+        deal: list[int] = self._control[2 + self.num_shards :].tolist()
+        return deal[self.process_index + worker * self.num_processes :: self.num_processes * num_workers]
 
     def __iter__(self) -> Iterator[Tagged]:
         info = get_worker_info()
         own = self.shards_of(0, 1) if info is None else self.shards_of(info.id, info.num_workers)
-        epoch, num_dropped, *positions = self._control.tolist()
+        epoch, num_dropped = self._control[:2].tolist()
+        places = self._control[2 : 2 + self.num_shards].tolist()
         if info is not None:
             self.set_epoch(epoch)
-        with _as_only_reader():
-            samples = (tagged for shard in own for tagged in self._read(shard, positions[shard]))
-            drop_items(samples, num_dropped)
-            yield from samples
+        samples = (tagged for shard in own for tagged in self._read(shard, places[shard], epoch))
+        drop_items(samples, num_dropped)
+        yield from samples
 
-    def _read(self, shard: int, position: int) -> Iterator[Tagged]:
+    def _read(self, shard: int, place: int, epoch: int) -> Iterator[Tagged]:
+        """The rest of a shard. It is read one sample ahead, so that the last one is known when it is received."""
+        if is_finished(place):
+            return
+        first = num_read(place)
+        reader = _OnlyReader(lambda: self._open(shard, first, epoch))
+        sample = next(reader, _NOTHING)
+        number = first
+        while sample is not _NOTHING:
+            number += 1
+            following = next(reader, _NOTHING)
+            yield Tagged(sample, shard, place_code(number, is_finished=following is _NOTHING))
+            sample = following
+
+    def _open(self, shard: int, first: int, epoch: int) -> Iterator[Any]:
+        """The samples of a shard after the first ones. A shard cut from a data set need not know its epoch."""
         source = take_shard(self.dataset, shard, self.num_shards)
-        if position and callable(getattr(source, "skip", None)):
-            samples = iter(source.skip(position))
-        else:
-            samples = iter(source)
-            drop_items(samples, position)
-        for number, sample in enumerate(samples, start=position + 1):
-            yield Tagged(sample, shard, number)
+        set_epoch = getattr(source, "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(epoch)
+        if first and callable(getattr(source, "skip", None)):
+            source, first = source.skip(first), 0
+        samples: Iterator[Any] = iter(source)
+        drop_items(samples, first)
+        return samples
 
 
-@contextmanager
-def _as_only_reader() -> Iterator[None]:
-    """Hide the worker from the data set, which would cut the shard again for it (Hugging Face's do)."""
-    before = torch_worker._worker_info  # noqa: SLF001  (torch has no public way)
-    torch_worker._worker_info = None  # noqa: SLF001
-    try:
-        yield
-    finally:
-        torch_worker._worker_info = before  # noqa: SLF001
+_NOTHING = object()
 
 
-def advanced(positions: tuple[int, ...], marks: Mapping[int, int]) -> tuple[int, ...]:
-    """Positions after a batch."""
-    moved = list(positions)
-    for shard, position in marks.items():
-        moved[shard] = position
+class _OnlyReader(Iterator[Any]):
+    """Reads a shard whose data set does not see that it is in a worker: some (Hugging Face's) would cut it again.
+
+    Args:
+        samples: opens the shard.
+    """
+
+    def __init__(self, samples: Callable[[], Iterable[Any]]) -> None:
+        self._open = samples
+        self._samples: Iterator[Any] | None = None
+
+    def __next__(self) -> Any:
+        before = torch_worker._worker_info  # noqa: SLF001  (torch has no public way)
+        torch_worker._worker_info = None  # noqa: SLF001
+        try:
+            if self._samples is None:
+                self._samples = iter(self._open())
+            return next(self._samples)
+        finally:
+            torch_worker._worker_info = before  # noqa: SLF001
+
+
+def advanced(codes: tuple[int, ...], marks: Mapping[int, int]) -> tuple[int, ...]:
+    """Places after a batch."""
+    moved = list(codes)
+    for shard, place in marks.items():
+        moved[shard] = place
     return tuple(moved)
