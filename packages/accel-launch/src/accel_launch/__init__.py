@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from accel_launch.config import LaunchConfig as LaunchConfig
     from accel_launch.config import Target as Target
     from accel_launch.config import resolve_config as resolve_config
+    from accel_launch.files import ConfigFile as ConfigFile
+    from accel_launch.files import find_config as find_config
+    from accel_launch.files import read_config as read_config
     from accel_launch.parser import CommandParser as CommandParser
     from accel_launch.parser import add_settings as add_settings
     from accel_launch.plan import LaunchPlan as LaunchPlan
@@ -25,6 +28,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "cli": ["main"],
         "commands.launch": ["launch_command", "launch_command_parser"],
         "config": ["LaunchConfig", "Target", "resolve_config"],
+        "files": ["ConfigFile", "find_config", "read_config"],
         "parser": ["CommandParser", "add_settings"],
         "plan": ["LaunchPlan", "RankPlan", "make_plan"],
         "run": ["launch", "run_plan"],
