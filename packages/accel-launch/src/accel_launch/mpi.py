@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +20,9 @@ def find_mpi() -> str:
     Raises:
         LaunchError: none is, or it does not say what it is.
     """
+    import shutil  # here: both are slow to import, and every launch imports this module
+    import subprocess
+
     if shutil.which("mpirun") is None:
         raise LaunchError("mpirun is not on PATH: install Open MPI, Intel MPI or MVAPICH, or use another --launcher")
     done = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=False)
