@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from accel_launch.config import LaunchConfig, Target
+from accel_launch.elastic.plan import agent_command
 from accel_launch.environment import shared_environment
 from accel_launch.mpi import find_mpi, mpi_command
 from accel_launch.slurm import srun_command
@@ -40,7 +41,8 @@ class LaunchPlan(NamedTuple):
     """All processes of this machine, where they meet, and how long they have to end.
 
     `port` is None where a free one is chosen at the start; then no rank's environment holds `MASTER_PORT` yet.
-    `removed` names variables that the processes do not inherit.
+    `removed` names variables that the processes do not inherit. `agent` is the process of torch elastic that starts the
+    ranks, where it does; their numbers are then those that they will have when all machines come in order.
     """
 
     config: LaunchConfig
@@ -49,6 +51,7 @@ class LaunchPlan(NamedTuple):
     port: int | None
     removed: tuple[str, ...]
     grace_s: int
+    agent: RankPlan | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for `--json`."""
@@ -57,6 +60,7 @@ class LaunchPlan(NamedTuple):
             "rendezvous": {"address": self.address, "port": self.port},
             "removed_variables": list(self.removed),
             "grace_s": self.grace_s,
+            "agent": list(self.agent.command) if self.agent else None,
             "ranks": [
                 {"rank": rank.rank, "command": list(rank.command), "environment": dict(rank.environment)}
                 for rank in self.ranks
@@ -149,6 +153,11 @@ def _local_plan(config: LaunchConfig, environ: Mapping[str, str], shared: dict[s
         RankPlan(here * machine + i, argv, (_place(here * machine + i, i) if is_group else {}) | shared)
         for i in range(here)
     )
+    if config.value("launcher") == "elastic":
+        removed = tuple(name for name in TOPOLOGY_VARIABLES if name in environ)
+        own = {name: text for name, text in shared.items() if name not in TOPOLOGY_VARIABLES}
+        agent = RankPlan(0, agent_command(config, argv), own)
+        return LaunchPlan(config, ranks, address, port, removed, config.value("grace_s"), agent)
     removed = tuple(name for name in TOPOLOGY_VARIABLES if name in environ and name not in ranks[0].environment)
     return LaunchPlan(config, ranks, address, port, removed, config.value("grace_s"))
 
