@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from accel_launch.files import ConfigFile as ConfigFile
     from accel_launch.files import find_config as find_config
     from accel_launch.files import read_config as read_config
+    from accel_launch.notebook import PrepareForLaunch as PrepareForLaunch
+    from accel_launch.notebook import debug_launcher as debug_launcher
+    from accel_launch.notebook import notebook_launcher as notebook_launcher
     from accel_launch.parser import CommandParser as CommandParser
     from accel_launch.parser import add_settings as add_settings
     from accel_launch.peer_config import BaseConfig as BaseConfig
@@ -41,6 +44,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "commands.launch": ["launch_command", "launch_command_parser"],
         "config": ["LaunchConfig", "Target", "resolve_config"],
         "files": ["ConfigFile", "find_config", "read_config"],
+        "notebook": ["PrepareForLaunch", "debug_launcher", "notebook_launcher"],
         "parser": ["CommandParser", "add_settings"],
         "peer_config": [
             "BaseConfig",
