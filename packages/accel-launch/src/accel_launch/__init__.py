@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from accel_launch.commands.env import env_command_parser as env_command_parser
     from accel_launch.commands.launch import launch_command as launch_command
     from accel_launch.commands.launch import launch_command_parser as launch_command_parser
+    from accel_launch.commands.tpu import tpu_command_launcher as tpu_command_launcher
+    from accel_launch.commands.tpu import tpu_command_parser as tpu_command_parser
     from accel_launch.config import LaunchConfig as LaunchConfig
     from accel_launch.config import Target as Target
     from accel_launch.config import resolve_config as resolve_config
@@ -42,6 +44,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "commands.config": ["get_config_parser", "write_basic_config"],
         "commands.env": ["env_command", "env_command_parser"],
         "commands.launch": ["launch_command", "launch_command_parser"],
+        "commands.tpu": ["tpu_command_launcher", "tpu_command_parser"],
         "config": ["LaunchConfig", "Target", "resolve_config"],
         "files": ["ConfigFile", "find_config", "read_config"],
         "notebook": ["PrepareForLaunch", "debug_launcher", "notebook_launcher"],

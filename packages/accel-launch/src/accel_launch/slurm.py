@@ -12,9 +12,6 @@ from accel_state.errors import LaunchError
 if TYPE_CHECKING:
     from accel_launch.config import LaunchConfig
 
-REQUEUE_EXIT_CODE = 85
-"""What a run that was asked to stop and saved itself ends with, see `accel_launch.preemption`."""
-
 
 def srun_command(config: LaunchConfig, command: Sequence[str]) -> tuple[str, ...]:
     """`srun` with one launcher for each machine, which does the same again and finds its place.
@@ -43,8 +40,6 @@ class Batch(NamedTuple):
         time: as Slurm writes it, `2:00:00`; None for the partition's.
         job_name: as the queue shows it.
         partition, account: None for the user's own.
-        warn_s: seconds before the time is up at which the processes are told to save and end.
-        requeue: whether the job starts again after that.
     """
 
     machines: int = 1
@@ -55,8 +50,6 @@ class Batch(NamedTuple):
     job_name: str = "accel"
     partition: str | None = None
     account: str | None = None
-    warn_s: int = 120
-    requeue: bool = False
 
 
 def batch_script(batch: Batch, arguments: Sequence[str]) -> str:
@@ -75,19 +68,10 @@ def batch_script(batch: Batch, arguments: Sequence[str]) -> str:
         "time": batch.time,
         "partition": batch.partition,
         "account": batch.account,
-        "signal": f"USR1@{batch.warn_s}",
         "output": "%x-%j.out",
     }
     lines = ["#!/bin/bash", *(f"#SBATCH --{name}={value}" for name, value in wishes.items() if value is not None)]
-    lines += ["#SBATCH --requeue"] if batch.requeue else []
     processes = ["--num-processes", str(batch.processes)]
     launch = shlex.join([sys.executable, "-m", "accel_launch", "launch", *processes, *arguments])
-    lines += ["set -o pipefail", f"srun --kill-on-bad-exit=1 --wait=60 {launch}"]
-    if batch.requeue:
-        lines += [
-            "code=$?",
-            f"# {REQUEUE_EXIT_CODE}: it was told to stop and has saved itself, so it goes on from there",
-            f'if [ "$code" -eq {REQUEUE_EXIT_CODE} ]; then scontrol requeue "$SLURM_JOB_ID"; fi',
-            'exit "$code"',
-        ]
+    lines.append(f"srun --kill-on-bad-exit=1 --wait=60 {launch}")
     return "\n".join(lines) + "\n"
