@@ -50,6 +50,10 @@ def _several(answers: Answers) -> bool:
     return bool(answers.get("num_processes", 1) > 1)
 
 
+def _on_gpus(answers: Answers) -> bool:
+    return answers["num_gpus"] > 0 and _several(answers)
+
+
 def _fsdp_version(version: int) -> Callable[[Answers], bool]:
     return lambda answers: bool(answers.get("use_fsdp")) and answers.get("fsdp_version") == version
 
@@ -178,7 +182,7 @@ QUESTIONS: Final = (
         ),
         default=lambda a: "no" if a.get("cpu") else "bf16",
     ),
-    Question("cpu_affinity", "Keep each process on cores of its own?", default=False, when=_several),
+    Question("cpu_affinity", "Keep each process on the cores next to its GPU?", default=False, when=_on_gpus),
 )
 
 

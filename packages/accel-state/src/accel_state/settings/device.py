@@ -16,7 +16,7 @@ SETTINGS: tuple[Setting, ...] = (
         "cpu_affinity",
         bool,
         False,
-        "Keep each process on the cores that are next to its GPU; without one, on its share of the cores.",
+        "Keep each process on the cores that are next to its GPU; warns where that cannot be.",
         flags=("--enable-cpu-affinity", "--enable_cpu_affinity"),
         yaml="enable_cpu_affinity",
     ),
