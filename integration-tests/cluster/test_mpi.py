@@ -23,7 +23,9 @@ def test_the_digits_job_runs_under_mpirun(tmp_path):
         env={
             **os.environ,
             **dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1"),
-            "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMP_NUM_THREADS": "1", "HOME": str(tmp_path),
+            "OMPI_MCA_rmaps_base_oversubscribe": "1",
+            "OMP_NUM_THREADS": "1",
+            "HOME": str(tmp_path),
         },
         capture_output=True,
         text=True,
