@@ -11,7 +11,20 @@ from pathlib import Path
 import pytest
 
 # Ranks of these tests import nothing; what the outside set must not change what they see.
-FOREIGN = ("ACCEL_", "ACCELERATE_", "OMP_NUM_THREADS", "RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "MASTER_", "CUDA_VIS")
+FOREIGN = (
+    "ACCEL_",
+    "ACCELERATE_",
+    "SLURM_",
+    "XDG_",
+    "HF_",
+    "OMP_NUM_THREADS",
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_",
+    "GROUP_",
+    "MASTER_",
+    "CUDA_VIS",
+)
 
 
 class Accel:
@@ -21,6 +34,7 @@ class Accel:
         self.folder = folder
         self.environ = {name: text for name, text in os.environ.items() if not name.startswith(FOREIGN)}
         self.environ["CUDA_VISIBLE_DEVICES"] = ""  # the same on every machine
+        self.environ["HOME"] = str(folder / "home")  # nobody's configuration file
 
     def script(self, code: str, name: str = "train.py") -> Path:
         """Write a script and return its path."""

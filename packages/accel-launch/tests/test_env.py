@@ -29,3 +29,10 @@ def test_text(accel):
     assert "  cpu: False  (default)\n" in done.stdout
     assert "  error: RANK=1 but WORLD_SIZE is not set" in done.stdout
     assert "  CUDA_VISIBLE_DEVICES: \n" in done.stdout
+
+
+def test_the_configuration_file_is_shown(accel):
+    (accel.folder / "c.yaml").write_text("num_processes: 2\n")
+    shown = accel("env", "--config_file", "c.yaml").stdout
+    assert "configuration file\n  path: c.yaml\n  num_processes: 2\n" in shown
+    assert "error: the configuration file 'absent' cannot be read" in accel("env", "--config_file", "absent").stdout

@@ -113,11 +113,11 @@ def test_workers_read_back_what_they_were_handed():
 
 def test_an_unknown_variable_is_reported_with_the_nearest_name():
     warnings = unknown_variables(
-        {"ACCEL_MIXED_PRECISON": "bf16", "ACCEL_USE_CPU": "1", "ACCELERATE_X": "", "HOME": "", "ACCEL_QQ": "1"}
+        {"ACCEL_MIXED_PRECISON": "bf16", "ACCEL_USE_CPU": "1", "ACCELERATE_X": "", "HOME": "", "ACCEL_ZZZZZZ": "1"}
     )
     assert warnings == [
         "ACCEL_MIXED_PRECISON is set but nothing reads it; did you mean 'ACCEL_MIXED_PRECISION'?",
-        "ACCEL_QQ is set but nothing reads it",
+        "ACCEL_ZZZZZZ is set but nothing reads it",
     ]
 
 

@@ -10,7 +10,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from accel_state import AcceleratorState, DistributedType, PartialState, gather, is_initialized
+from accel_state import (
+    AcceleratorState,
+    DistributedType,
+    PartialState,
+    gather,
+    is_initialized,
+    set_numa_affinity,
+)
 from accel_state.errors import AccelError, NoAcceleratorError, ProcessGroupError, SettingError, StateResetError
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
@@ -219,3 +226,10 @@ def test_after_the_group_was_destroyed_a_collective_says_so_and_a_new_state_begi
     for said, gathered in ranks(body, 2):
         assert "was destroyed" in said
         assert gathered == [1.0, 1.0]
+
+
+def test_cpu_affinity_is_never_ignored(monkeypatch):
+    monkeypatch.setenv("ACCEL_CPU_AFFINITY", "1")
+    set_numa_affinity.cache_clear()
+    with pytest.warns(UserWarning, match="set_numa_affinity has no effect here"):
+        PartialState(cpu=True)

@@ -27,19 +27,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
     parser = CommandParser(prog="accel", description="Train PyTorch models on any number of devices.")
     parser.add_argument("--version", action="version", version=_version(argv), help="show the version")
-    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", parser_class=CommandParser)
+    subparsers = parser.add_subparsers(
+        title="commands", metavar="COMMAND", dest="accel_command", parser_class=CommandParser
+    )
     commands = find_commands()
     if argv and argv[0] in commands:  # the others' modules need not be imported
         commands = {argv[0]: commands[argv[0]]}
     _register(commands, subparsers)
     arguments = parser.parse_args(argv)
-    if arguments.command is None:
+    if arguments.accel_command is None:
         parser.print_help()
         return 0
     try:
         return int(arguments.func(arguments) or 0)
     except AccelError as error:
-        print(f"accel {arguments.command}: error: {error}", file=sys.stderr)
+        print(f"accel {arguments.accel_command}: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

@@ -7,9 +7,12 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
+from accel_launch import flags
 from accel_state.errors import SettingError
 from accel_state.settings import Setting
 from accel_state.settings.table import nearest
+
+_NOT_GIVEN = object()
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -23,8 +26,24 @@ class CommandParser(argparse.ArgumentParser):
         super().__init__(*args, **kwargs)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """As argparse's, but an unknown flag ends it here, where the flags that it may have meant are known."""
+        """As argparse's, but an unknown flag ends it here, where the flags that it may have meant are known.
+
+        The namespace's `given` names the arguments that were given, whatever their values.
+        """
+        namespace = argparse.Namespace() if namespace is None else namespace
+        defaults: dict[str, Any] = {}
+        for action in self._actions:
+            if action.default is not argparse.SUPPRESS:
+                defaults.setdefault(action.dest, action.default)
+        for name, value in defaults.items():
+            if value is not None:
+                setattr(namespace, name, _NOT_GIVEN)
         parsed, unknown = super().parse_known_args(args, namespace)
+        given = {name for name, value in defaults.items() if getattr(parsed, name, None) not in (_NOT_GIVEN, None)}
+        for name, value in defaults.items():
+            if getattr(parsed, name, None) is _NOT_GIVEN:
+                setattr(parsed, name, value)
+        parsed.given = frozenset(given) | getattr(parsed, "given", frozenset())
         if unknown:
             self.error(f"unknown argument {unknown[0]}{self.suggestion(unknown[0])}")
         return parsed, unknown
@@ -49,26 +68,22 @@ def _unknown_command(message: str) -> str | None:
 
 
 def add_settings(parser: argparse.ArgumentParser, title: str, settings: Iterable[Setting]) -> None:
-    """Add a group of flags, in both spellings, for those settings that have flags.
-
-    A flag that is not given leaves None, or False for a switch, so that `resolve` looks further.
-    """
+    """Add a group of flags, in both spellings, for those settings that have flags."""
     group = parser.add_argument_group(title)
     for row in settings:
         if not row.flags:
             continue
-        if row.type is bool:
-            group.add_argument(*row.flags, dest=row.key, action="store_true", help=row.doc)
+        words = (*row.flags, *([flags.SHORT[row.key]] if row.key in flags.SHORT else []))
+        options: dict[str, Any] = {"dest": row.key, "default": flags.default(row), "help": row.doc}
+        if flags.is_switch(row):
+            group.add_argument(*words, action="store_true", **options)
             continue
-        kind = "N" if row.type is int else row.key.rpartition("_")[2].upper()
-        group.add_argument(
-            *row.flags,
-            dest=row.key,
-            type=_reader(row),
-            choices=row.choices or None,
-            metavar="{" + ",".join(row.choices) + "}" if row.choices else kind,
-            help=row.doc,
-        )
+        kinds = {int: "N", float: "X", bool: "{true,false}"}
+        metavar = kinds.get(row.type, row.key.rpartition("_")[2].upper())
+        if row.choices:
+            options["choices"] = row.choices
+            metavar = "{" + ",".join(row.choices) + "}"
+        group.add_argument(*words, type=_reader(row), metavar=metavar, **options)
 
 
 def _reader(row: Setting) -> Callable[[str], Any]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from accel_launch.config import LaunchConfig, Target, chosen_gpus
-from accel_state.errors import LaunchError
-from accel_state.settings import worker_environment
+from accel_launch.config import LaunchConfig, Target
+from accel_launch.elastic.plan import agent_command
+from accel_launch.environment import shared_environment
+from accel_launch.mpi import find_mpi, mpi_command
+from accel_launch.slurm import srun_command
 
 # What another launcher around us may have left; our ranks must not take it for theirs.
 TOPOLOGY_VARIABLES = (
@@ -19,6 +21,9 @@ TOPOLOGY_VARIABLES = (
     "LOCAL_WORLD_SIZE",
     "GROUP_RANK",
     "GROUP_WORLD_SIZE",
+    "ROLE_RANK",
+    "ROLE_NAME",
+    "ROLE_WORLD_SIZE",
     "MASTER_ADDR",
     "MASTER_PORT",
 )
@@ -36,7 +41,8 @@ class LaunchPlan(NamedTuple):
     """All processes of this machine, where they meet, and how long they have to end.
 
     `port` is None where a free one is chosen at the start; then no rank's environment holds `MASTER_PORT` yet.
-    `removed` names variables that the processes do not inherit.
+    `removed` names variables that the processes do not inherit. `agent` is the process of torch elastic that starts the
+    ranks, where it does; their numbers are then those that they will have when all machines come in order.
     """
 
     config: LaunchConfig
@@ -45,6 +51,7 @@ class LaunchPlan(NamedTuple):
     port: int | None
     removed: tuple[str, ...]
     grace_s: int
+    agent: RankPlan | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for `--json`."""
@@ -53,6 +60,7 @@ class LaunchPlan(NamedTuple):
             "rendezvous": {"address": self.address, "port": self.port},
             "removed_variables": list(self.removed),
             "grace_s": self.grace_s,
+            "agent": list(self.agent.command) if self.agent else None,
             "ranks": [
                 {"rank": rank.rank, "command": list(rank.command), "environment": dict(rank.environment)}
                 for rank in self.ranks
@@ -63,10 +71,7 @@ class LaunchPlan(NamedTuple):
         """For people: settings that are not defaults, then what all ranks share, then each rank."""
         import shlex
 
-        lines = [f"{len(self.ranks)} process{'es' * (len(self.ranks) > 1)} on this machine"]
-        if len(self.ranks) > 1:
-            lines[0] += f", meeting at {self.address}:{self.port or '<a free port>'}"
-        lines.append("settings")
+        lines = [self._headline(), "settings"]
         told = {key: found for key, found in self.config.settings.items() if found.origin != "default"}
         lines += [f"  {key} = {found.value}  ({found.origin})" for key, found in told.items()]
         environments = [rank.environment.items() for rank in self.ranks]
@@ -78,66 +83,91 @@ class LaunchPlan(NamedTuple):
             lines.append(f"rank {rank.rank}: {' '.join([*own, shlex.join(rank.command)])}")
         return "\n".join(lines)
 
+    def _headline(self) -> str:
+        config = self.config
+        launcher, num_machines = config.value("launcher"), config.value("num_machines")
+        if launcher in ("srun", "mpi"):
+            by = "srun" if launcher == "srun" else "mpirun"
+            return f"{config.value('num_processes')} processes, started by {by}"
+        text = f"{len(self.ranks)} process{'es' * (len(self.ranks) > 1)} on this machine"
+        if num_machines > 1:
+            text += f", which is {config.value('machine_rank')} of {num_machines}"
+        if config.value("num_processes") > 1:
+            text += f", meeting at {self.address}:{self.port or '<a free port>'}"
+        if launcher == "elastic":
+            text += f"; torch elastic starts them, again at most {config.value('max_restarts')} times"
+        return text
 
-def make_plan(config: LaunchConfig, *, environ: Mapping[str, str] | None = None) -> LaunchPlan:
+
+def make_plan(
+    config: LaunchConfig,
+    *,
+    environ: Mapping[str, str] | None = None,
+    command: Sequence[str] = (),
+    mpi: Callable[[], str] = find_mpi,
+) -> LaunchPlan:
     """Turn a resolved launch into commands and variables; touches nothing.
 
     One process gets no rank variables: it is the same as running the script by hand. Several meet on this machine's
     loopback unless `--main-process-ip` says otherwise.
+
+    Args:
+        config: the launch.
+        environ: the variables; the process's own by default.
+        command: the arguments of `accel` that asked for this, which `srun` repeats on each machine.
+        mpi: says which `mpirun` is here; called where one is used.
+
+    Raises:
+        LaunchError: a launcher that is needed is not installed.
     """
     environ = os.environ if environ is None else environ
-    world_size = config.value("num_processes")
+    shared = shared_environment(config, environ)
+    launcher = config.value("launcher")
+    if launcher == "srun":
+        return _whole(config, (RankPlan(0, srun_command(config, command), {}),))
+    if launcher == "mpi":
+        argv, variables = mpi_command(config, script_command(config.target), shared, mpi())
+        return _whole(config, (RankPlan(0, argv, variables),))
+    return _local_plan(config, environ, shared)
+
+
+def _whole(config: LaunchConfig, ranks: tuple[RankPlan, ...]) -> LaunchPlan:
+    return LaunchPlan(config, ranks, None, None, (), config.value("grace_s"))
+
+
+def _local_plan(config: LaunchConfig, environ: Mapping[str, str], shared: dict[str, str]) -> LaunchPlan:
+    world_size, num_machines = config.value("num_processes"), config.value("num_machines")
+    here, machine = world_size // num_machines, config.value("machine_rank")
     is_group = world_size > 1
     address = config.value("main_process_ip") or ("127.0.0.1" if is_group else None)
     port = config.value("main_process_port") or None
-    shared = _shared_environment(config, environ)
     if address is not None:
         shared["MASTER_ADDR"] = address
     if port is not None:
         shared["MASTER_PORT"] = str(port)
     if is_group:
-        shared |= {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
-        shared |= {"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1"}
-    command = _command(config.target)
+        shared |= {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(here)}
+        shared |= {"GROUP_RANK": str(machine), "GROUP_WORLD_SIZE": str(num_machines)}
+    argv = script_command(config.target)
     ranks = tuple(
-        RankPlan(rank, command, ({"RANK": str(rank), "LOCAL_RANK": str(rank)} if is_group else {}) | shared)
-        for rank in range(world_size)
+        RankPlan(here * machine + i, argv, (_place(here * machine + i, i) if is_group else {}) | shared)
+        for i in range(here)
     )
+    if config.value("launcher") == "elastic":
+        removed = tuple(name for name in TOPOLOGY_VARIABLES if name in environ)
+        own = {name: text for name, text in shared.items() if name not in TOPOLOGY_VARIABLES}
+        agent = RankPlan(0, agent_command(config, argv), own)
+        return LaunchPlan(config, ranks, address, port, removed, config.value("grace_s"), agent)
     removed = tuple(name for name in TOPOLOGY_VARIABLES if name in environ and name not in ranks[0].environment)
     return LaunchPlan(config, ranks, address, port, removed, config.value("grace_s"))
 
 
-def _shared_environment(config: LaunchConfig, environ: Mapping[str, str]) -> dict[str, str]:
-    told = {key: found.value for key, found in config.settings.items() if found.origin != "default"}
-    variables = worker_environment(told)
-    threads = config.value("num_cpu_threads_per_process")
-    if threads is None and config.value("num_processes") > 1 and "OMP_NUM_THREADS" not in environ:
-        threads = 1  # as torchrun: all cores for each process would slow every one of them down
-    if threads is not None:
-        variables["OMP_NUM_THREADS"] = str(threads)
-    gpus = chosen_gpus(config.value("gpu_ids"))
-    if gpus is not None:
-        variables["CUDA_VISIBLE_DEVICES"] = gpus
-    if config.value("as_accelerate"):
-        variables["PYTHONPATH"] = _alias_path(environ)
-    return variables
+def _place(rank: int, local_rank: int) -> dict[str, str]:
+    return {"RANK": str(rank), "LOCAL_RANK": str(local_rank), "ROLE_RANK": str(rank)}
 
 
-def _alias_path(environ: Mapping[str, str]) -> str:
-    """PYTHONPATH with the folder that answers `import accelerate` in front; the umbrella package brings it."""
-    import importlib
-
-    try:
-        compat = importlib.import_module("accel.compat")
-    except ModuleNotFoundError as error:
-        raise LaunchError(
-            "--as-accelerate needs the package accel, which is not installed: pip install accel"
-        ) from error
-    path: str = compat.child_environment(environ)["PYTHONPATH"]
-    return path
-
-
-def _command(target: Target) -> tuple[str, ...]:
+def script_command(target: Target) -> tuple[str, ...]:
+    """What each process runs."""
     if target.no_python:
         return (target.script, *target.arguments)
     # -u: output appears when it is written, also where it goes to a file

@@ -15,6 +15,7 @@ from accel_state.collectives import operations
 from accel_state.devices import detect_kind, device_kind
 from accel_state.enums import DistributedType
 from accel_state.errors import StateResetError
+from accel_state.hardware import set_numa_affinity
 from accel_state.ordering import goes_first
 from accel_state.process_facts import ProcessFacts
 from accel_state.settings import setting
@@ -66,6 +67,8 @@ class PartialState(ProcessFacts):
         self.local_process_index = job.topology.local_rank
         self.debug = setting("debug")
         self.fork_launched = multiprocessing.parent_process() is not None
+        if setting("cpu_affinity"):
+            set_numa_affinity(self.local_process_index)
 
     def __getattr__(self, name: str) -> Any:  # only for what is not there
         if not vars(self) and not name.startswith("__"):

@@ -43,13 +43,14 @@ def env_command_parser(subparsers: Any = None) -> argparse.ArgumentParser:
     else:
         parser = subparsers.add_parser("env", help="print what a bug report needs", description=description)
     parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.add_argument("--config-file", "--config_file", default=None, metavar="PATH", help="as of accel launch")
     parser.set_defaults(func=env_command)
     return parser
 
 
 def env_command(args: argparse.Namespace) -> None:
     """Print the report."""
-    found = report()
+    found = report(args.config_file)
     if args.json:
         import json
 
@@ -63,8 +64,12 @@ def env_command(args: argparse.Namespace) -> None:
             )
 
 
-def report() -> dict[str, Any]:
-    """Everything that `accel env` prints, as plain values. A setting or variable that is wrong is shown as such."""
+def report(config_file: str | None = None) -> dict[str, Any]:
+    """Everything that `accel env` prints, as plain values. A setting or variable that is wrong is shown as such.
+
+    Args:
+        config_file: the configuration file that is shown; the one that `accel launch` would find by default.
+    """
     import platform  # here, and the metadata reader below: slow to import, and `accel --help` imports this module
 
     return {
@@ -76,6 +81,7 @@ def report() -> dict[str, Any]:
         },
         "devices": {kind: count_devices(kind) for kind in ("cuda", "mps")},
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
+        "configuration file": _configuration(config_file),
         "process": _topology(),
         "settings": {row.key: _resolved(row.key) for row in all_settings()},
         "warnings": unknown_variables(),
@@ -89,6 +95,16 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return "not installed"
+
+
+def _configuration(path: str | None) -> dict[str, Any]:
+    from accel_launch.files import find_config
+
+    try:
+        file = find_config(path, os.environ)
+    except AccelError as error:
+        return {"error": str(error)}
+    return {"path": file.path or "none", **file.values}
 
 
 def _topology() -> dict[str, Any]:

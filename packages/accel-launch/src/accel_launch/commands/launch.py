@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from typing import Any
 
+from accel_launch import flags
 from accel_launch.config import Target, resolve_config
+from accel_launch.files import find_config
 from accel_launch.parser import CommandParser, add_settings
 from accel_launch.plan import make_plan
 from accel_state.errors import LaunchError
 from accel_state.settings.table import SECTIONS
 
 DESCRIPTION = """Run a script in one process per device, or in as many processes as you say.
-Flags are written with hyphens or underscores. A value comes from its flag, else from ACCEL_<NAME> or
-ACCELERATE_<NAME> in the environment, else from its default; --dry-run shows what was found where."""
+Flags are written with hyphens or underscores. A value comes from its flag, else from the configuration file (see
+`accel config`), else from ACCEL_<NAME> or ACCELERATE_<NAME> in the environment, else from its default; --dry-run shows
+what was found where."""
 
 
 def register(subparsers: Any) -> None:
@@ -39,12 +44,13 @@ def launch_command_parser(subparsers: Any = None) -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="with --dry-run: as JSON")
     for title, settings in SECTIONS:
         add_settings(parser, title, settings)
+    flags.add_extra_flags(parser)
     parser.add_argument("training_script", metavar="script", help="path of the script")
     arguments = parser.add_argument(
         "training_script_args", metavar="arguments", nargs=argparse.REMAINDER, help="handed to the script as they are"
     )
     arguments.required = False  # argparse would name them, too, where the script is missing
-    parser.set_defaults(func=launch_command, debug=None)
+    parser.set_defaults(func=launch_command)
     return parser
 
 
@@ -56,8 +62,10 @@ def launch_command(args: argparse.Namespace) -> None:
         LaunchError, SettingError: the request cannot be met.
     """
     target = Target(args.training_script, tuple(args.training_script_args), bool(args.module), bool(args.no_python))
-    flags = {key: value for key, value in vars(args).items() if value is not False}  # a switch that was not given
-    plan = make_plan(resolve_config(target, flags))
+    given = flags.given_flags(args)
+    file = find_config(getattr(args, "config_file", None), os.environ)
+    command = ["launch", *sys.argv[sys.argv.index("launch") + 1 :]] if "launch" in sys.argv[:2] else ()
+    plan = make_plan(resolve_config(target, given, file=file), command=command)
     if args.json and not args.dry_run:
         raise LaunchError("--json prints what --dry-run would: give both")
     if args.dry_run:

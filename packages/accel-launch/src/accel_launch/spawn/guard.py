@@ -14,13 +14,17 @@ from collections.abc import Callable
 
 
 class Guard:
-    """The process that waits for the launcher's death. Children list themselves, see `enlist`."""
+    """The process that waits for the launcher's death. Children list themselves, see `enlist`.
+
+    Attributes:
+        writer: the end of the pipe that a child writes its number to, a line.
+    """
 
     def __init__(self) -> None:
-        reader, self._writer = os.pipe()
+        reader, self.writer = os.pipe()
         self._pid = os.fork()
         if self._pid == 0:
-            _wait_for_the_end(reader, self._writer)
+            _wait_for_the_end(reader, self.writer)
         os.close(reader)
 
     def enlist(self) -> Callable[[], None]:
@@ -45,13 +49,13 @@ class Guard:
 
     def _tell(self, pid: int) -> None:
         try:
-            os.write(self._writer, b"%d\n" % pid)
+            os.write(self.writer, b"%d\n" % pid)
         except BrokenPipeError:  # somebody killed it: the run does not depend on it
             return
 
     def dismiss(self) -> None:
         """End the guard; what is still listed dies."""
-        os.close(self._writer)
+        os.close(self.writer)
         os.waitpid(self._pid, 0)
 
 

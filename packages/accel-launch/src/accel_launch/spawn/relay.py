@@ -8,8 +8,12 @@ own stream is a terminal, so is each rank's, of the same size: progress bars loo
 from __future__ import annotations
 
 import os
+import re
 import select
 import time
+from collections.abc import Sequence
+
+from accel_launch.spawn.logs import Log
 
 CHUNK_BYTES = 64 * 1024
 WRITE_BYTES = 4096  # a pipe that can take anything takes as much without blocking
@@ -54,10 +58,18 @@ class Stream:
         theirs: the rank's end, until it was handed over.
         tail: the end of what was written.
         failed_at_s: on the monotonic clock, when the last traceback appeared.
+
+    Args:
+        outlet: where it is passed on to.
+        prefix: put in front of each line there.
+        log: a file that gets it too.
     """
 
-    def __init__(self, outlet: Outlet) -> None:
+    def __init__(self, outlet: Outlet, prefix: bytes = b"", log: Log | None = None) -> None:
         self.outlet = outlet
+        self._prefix = prefix
+        self._log = log
+        self._is_line_begun = False
         self.fd: int | None
         self.fd, self.theirs = _open_terminal(outlet.fd) if os.isatty(outlet.fd) else os.pipe()
         os.set_blocking(self.fd, False)
@@ -83,20 +95,29 @@ class Stream:
         if TRACEBACK in fresh:
             self.failed_at_s = time.monotonic()
         self.tail = (self.tail + chunk)[-TAIL_BYTES:]
+        if self._log is not None:
+            self._log.write(chunk)
         self._pass_on(chunk)
         return True
 
     def _pass_on(self, chunk: bytes) -> None:
         lines, newline, rest = (self._partial + chunk).rpartition(b"\n")
-        self.outlet.put(lines + newline)
+        self._put(lines + newline)
         if newline or not self._partial:
             self._partial_until_s = time.monotonic() + PARTIAL_LINE_S if rest else float("inf")
         self._partial = rest
 
+    def _put(self, text: bytes) -> None:
+        if self._prefix and text:
+            begun, self._is_line_begun = self._is_line_begun, not text.endswith(b"\n")
+            lines = re.findall(b"[^\n]*\n|[^\n]+", text)  # a progress bar's \\r begins no line
+            text = b"".join(line if begun and not index else self._prefix + line for index, line in enumerate(lines))
+        self.outlet.put(text)
+
     def pass_on_partial_line(self, now_s: float = float("inf")) -> None:
         """Let a line go that has waited long enough for its end: a prompt, a progress bar."""
         if self._partial and now_s >= self._partial_until_s:
-            self.outlet.put(self._partial)
+            self._put(self._partial)
             self._partial, self._partial_until_s = b"", float("inf")
 
     @property
@@ -110,6 +131,8 @@ class Stream:
         if self.fd is not None:
             os.close(self.fd)
             self.fd = None
+        if self._log is not None:
+            self._log.close()
 
 
 class Relay:
@@ -119,9 +142,9 @@ class Relay:
         self.outlets = (Outlet(1), Outlet(2))
         self.streams: list[Stream] = []
 
-    def open(self) -> tuple[Stream, Stream]:
+    def open(self, prefix: bytes = b"", logs: Sequence[Log | None] = (None, None)) -> tuple[Stream, Stream]:
         """Streams for stdout and stderr of one more rank."""
-        pair = Stream(self.outlets[0]), Stream(self.outlets[1])
+        pair = Stream(self.outlets[0], prefix, logs[0]), Stream(self.outlets[1], prefix, logs[1])
         self.streams += pair
         return pair
 

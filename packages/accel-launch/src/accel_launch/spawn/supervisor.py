@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from accel_launch.plan import LaunchPlan, RankPlan
 from accel_launch.spawn.child import Child
 from accel_launch.spawn.guard import Guard
+from accel_launch.spawn.logs import open_logs
 from accel_launch.spawn.port import Port
-from accel_launch.spawn.relay import Relay
+from accel_launch.spawn.relay import Relay, Stream
 from accel_launch.spawn.report import exit_code, failure_message, first_failure, shell_code
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -30,11 +31,12 @@ def supervise(plan: LaunchPlan) -> int:
     Raises:
         LaunchError: the port is taken or a command cannot be started; whoever was started already is ended.
     """
-    port = Port(plan.address, plan.port) if plan.address and len(plan.ranks) > 1 else None
+    is_ours = plan.agent is None and len(plan.ranks) > 1  # else torch, or nobody, listens there
+    port = Port(plan.address, plan.port) if plan.address and is_ours else None
     guard = Guard()
     try:
         with _wakeups() as wakeup:
-            run = _Run(plan, guard, wakeup)
+            run = _kind_of_run(plan)(plan, guard, wakeup)
             try:
                 run.start(None if port is None else port.number)
                 run.wait()
@@ -47,7 +49,15 @@ def supervise(plan: LaunchPlan) -> int:
             port.close()
 
 
-class _Run:
+def _kind_of_run(plan: LaunchPlan) -> type[Run]:
+    if plan.agent is None:
+        return Run
+    from accel_launch.elastic.supervisor import ElasticRun
+
+    return ElasticRun
+
+
+class Run:
     """The processes of one launch and how far it is."""
 
     def __init__(self, plan: LaunchPlan, guard: Guard, wakeup: int) -> None:
@@ -62,13 +72,28 @@ class _Run:
         self.deadline_s: float | None = None  # on the monotonic clock, for those that were asked
 
     def start(self, port: int | None) -> None:
-        environ = {name: text for name, text in os.environ.items() if name not in self.plan.removed}
-        in_child = self.guard.enlist()
-        for rank in self.plan.ranks:
+        """Start all ranks, which meet at `port`."""
+        for rank, streams in zip(self.plan.ranks, self.open_streams(), strict=True):
             if port is not None:
                 rank = RankPlan(rank.rank, rank.command, {**rank.environment, "MASTER_PORT": str(port)})
-            streams = self.relay.open() if len(self.plan.ranks) > 1 else None  # alone, it has ours
-            self.children.append(Child(rank, environ, in_child, streams))
+            self.start_child(rank, streams)
+
+    def start_child(self, rank: RankPlan, streams: tuple[Stream, Stream] | None) -> None:
+        """Start one process."""
+        environ = {name: text for name, text in os.environ.items() if name not in self.plan.removed}
+        self.children.append(Child(rank, environ, self.guard.enlist(), streams))
+
+    def open_streams(self) -> Sequence[tuple[Stream, Stream] | None]:
+        """A pair for each rank; one alone has ours, unless its lines are marked or kept."""
+        config, ranks = self.plan.config, self.plan.ranks
+        folder, is_marked = config.value("log_dir"), config.value("log_prefix")
+        if len(ranks) == 1 and folder is None and not is_marked and self.plan.agent is None:
+            return [None]
+        logs = open_logs(folder, config.value("tee"), ranks[0].rank, len(ranks))
+        return [
+            self.relay.open(f"[{rank.rank}] ".encode() if is_marked else b"", files)
+            for rank, files in zip(ranks, logs, strict=True)
+        ]
 
     def wait(self) -> None:
         while not self._settle():
@@ -95,11 +120,16 @@ class _Run:
             self.relay.outlets[1].put(f"accel launch: ended by {self.interrupted_by.name}\n".encode())
             code = shell_code(blamed.returncode or 0)
         elif blamed is not None:
-            self.relay.outlets[1].put(failure_message(blamed, self.children).encode())
+            if not self.plan.config.value("quiet"):
+                self.relay.outlets[1].put(self.failure_message(blamed).encode())
             code = exit_code(self.children, blamed)
         while not (self.relay.is_flushed or self.is_impatient):
             self._turn(None)
         return code
+
+    def failure_message(self, blamed: Child) -> str:
+        """The last words on the console."""
+        return failure_message(blamed, self.children)
 
     def _turn(self, timeout_s: float | None) -> None:
         if self.relay.turn(self.wakeup, timeout_s):

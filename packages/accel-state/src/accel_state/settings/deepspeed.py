@@ -42,5 +42,6 @@ SETTINGS: tuple[Setting, ...] = (
         str,
         "Fields that a configuration file gave, with commas between.",
         env="CONFIG_DS_FIELDS",
+        flags=(),
     ),
 )

@@ -130,6 +130,7 @@ def handed_on(
     doc: str,
     *,
     env: str | None = None,
+    flags: tuple[str, ...] | None = None,
 ) -> Setting:
     """A row by which a launcher tells a plugin one of its fields; None, as long as nobody says anything, leaves it.
 
@@ -140,10 +141,12 @@ def handed_on(
         type_: of the value.
         doc: one sentence.
         env: the variable without prefix, where it is not named as the key.
+        flags: of `accel launch`, both spellings; empty for none.
     """
     name = env or key.upper()
     fallback = (f"{prefix}{name}",)
-    return define(key, type_, None, doc, env=f"ACCEL_{name}", fallback_env=fallback, flags=(), yaml=f"{section}.{key}")
+    place = f"{section}.{key}"
+    return define(key, type_, None, doc, env=f"ACCEL_{name}", fallback_env=fallback, flags=flags, yaml=place)
 
 
 # ---------------------------------------------------------------- each returns None for "not a value of this type"

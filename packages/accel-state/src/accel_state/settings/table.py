@@ -32,6 +32,8 @@ SECTIONS: tuple[tuple[str, tuple[Setting, ...]], ...] = (
     ("megatron", megatron.SETTINGS),
     ("fp8", fp8.SETTINGS),
     ("launching", launching.SETTINGS),
+    ("machines", launching.MACHINES),
+    ("tpu", launching.TPU),
     ("reporting", reporting.SETTINGS),
 )
 

@@ -1,0 +1,1 @@
+"""Torch elastic as an engine: restarts, and several machines."""

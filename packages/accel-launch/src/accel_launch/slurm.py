@@ -1,0 +1,77 @@
+"""Slurm: one launcher on each machine of an allocation, and the batch script that asks for one."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from accel_state.errors import LaunchError
+
+if TYPE_CHECKING:
+    from accel_launch.config import LaunchConfig
+
+
+def srun_command(config: LaunchConfig, command: Sequence[str]) -> tuple[str, ...]:
+    """`srun` with one launcher for each machine, which does the same again and finds its place.
+
+    Raises:
+        LaunchError: nobody says what to repeat: the launch was asked for from Python.
+    """
+    if not command:
+        raise LaunchError("--launcher srun repeats the command line: start it as `accel launch`, not from Python")
+    num_machines = str(config.value("num_machines"))
+    return (
+        *("srun", "--nodes", num_machines, "--ntasks", num_machines, "--ntasks-per-node", "1"),
+        *("--kill-on-bad-exit=1", "--wait=60"),
+        *(sys.executable, "-m", "accel_launch", *command),
+    )
+
+
+class Batch(NamedTuple):
+    """What a batch script asks Slurm for.
+
+    Attributes:
+        machines: how many.
+        processes: in all.
+        gpus_per_machine: 0 for none.
+        cpus_per_machine: cores; None leaves it to Slurm.
+        time: as Slurm writes it, `2:00:00`; None for the partition's.
+        job_name: as the queue shows it.
+        partition, account: None for the user's own.
+    """
+
+    machines: int = 1
+    processes: int = 1
+    gpus_per_machine: int = 0
+    cpus_per_machine: int | None = None
+    time: str | None = None
+    job_name: str = "accel"
+    partition: str | None = None
+    account: str | None = None
+
+
+def batch_script(batch: Batch, arguments: Sequence[str]) -> str:
+    """The text for `sbatch`: resources, then one `accel launch` per machine.
+
+    Args:
+        batch: what to ask for.
+        arguments: of `accel launch`, with the script and its own.
+    """
+    wishes = {
+        "job-name": batch.job_name,
+        "nodes": batch.machines,
+        "ntasks-per-node": 1,
+        "gpus-per-node": batch.gpus_per_machine or None,
+        "cpus-per-task": batch.cpus_per_machine,
+        "time": batch.time,
+        "partition": batch.partition,
+        "account": batch.account,
+        "output": "%x-%j.out",
+    }
+    lines = ["#!/bin/bash", *(f"#SBATCH --{name}={value}" for name, value in wishes.items() if value is not None)]
+    processes = ["--num-processes", str(batch.processes)]
+    launch = shlex.join([sys.executable, "-m", "accel_launch", "launch", *processes, *arguments])
+    lines.append(f"srun --kill-on-bad-exit=1 --wait=60 {launch}")
+    return "\n".join(lines) + "\n"
