@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from accel_launch.checks import Settings, show
 from accel_state.errors import LaunchError
-from accel_state.launchers import expand_hosts
 from accel_state.settings import Resolved
+from accel_state.slurm import expand_hosts
 from accel_state.topology import Topology
 
 DEFAULT_PORT = 29500
