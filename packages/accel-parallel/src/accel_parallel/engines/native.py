@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 from accel_parallel import clipping
 from accel_parallel.engines.base import Prepared
+from accel_parallel.meshes import data_parallel_size
 from accel_parallel.optimizer import AcceleratedOptimizer, Scaler
 from accel_parallel.plan import Plan, PlanContext
+from accel_parallel.repointing import Replacements
 from accel_parallel.scheduler import AcceleratedScheduler, Unit
 from accel_parallel.sync import no_sync
 from accel_parallel.unwrap import extract_model_from_parallel
@@ -47,6 +49,7 @@ class NativeEngine:
         self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
         self.split_batches, self.scheduler_unit = split_batches, scheduler_unit
         self.optimizers: list[AcceleratedOptimizer] = []
+        self._replacements = Replacements()
 
     # ---- preparing
 
@@ -58,18 +61,30 @@ class NativeEngine:
         """
         for model in objects.models:
             self.plan.validate(model, self.context)
-        models = tuple(self.plan.apply(model, self.context) for model in objects.models)
+        models = tuple(self.prepare_model(model) for model in objects.models)
         optimizers = tuple(self.prepare_optimizer(optimizer) for optimizer in objects.optimizers)
         schedulers = tuple(self.prepare_scheduler(scheduler) for scheduler in objects.schedulers)
         return Prepared(models=models, optimizers=optimizers, schedulers=schedulers)
 
+    def prepare_model(self, model: nn.Module, plan: Plan | None = None) -> nn.Module:
+        """The model by the engine's plan, or another one. Which parameters were replaced is noted for optimizers."""
+        chosen = self.plan if plan is None else plan
+        return self._replacements.follow(model, lambda: chosen.apply(model, self.context))
+
     def prepare_optimizer(self, optimizer: Any, device_placement: bool = True) -> AcceleratedOptimizer:
-        """The wrapped optimizer, one for each inner one and bound to this run; that of another run is wrapped anew."""
+        """The wrapped optimizer, one for each inner one and bound to this run; that of another run is wrapped anew.
+
+        One that was made before its model was sharded trains the parameters that took the old ones' place.
+
+        Raises:
+            PlanError: it cannot be made to.
+        """
         wrapped = optimizer if isinstance(optimizer, AcceleratedOptimizer) else None
         inner = optimizer if wrapped is None else wrapped.optimizer
         for known in self.optimizers:
             if known.optimizer is inner:
                 return known
+        self._replacements.repoint(inner)
         if wrapped is None or wrapped.gradient_state is not self.gradient_state:
             wrapped = AcceleratedOptimizer(inner, device_placement, self.scaler, gradient_state=self.gradient_state)
         self.optimizers.append(wrapped)
@@ -95,7 +110,7 @@ class NativeEngine:
             self.step_scheduler_with_optimizer,
             self.split_batches,
             per=per or self.scheduler_unit,
-            num_processes=self.context.world_size,
+            num_processes=data_parallel_size(self.context),
             gradient_state=self.gradient_state,
         )
 
