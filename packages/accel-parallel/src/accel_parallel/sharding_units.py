@@ -34,31 +34,37 @@ def by_class_names(model: nn.Module, names: Iterable[str]) -> WrapPolicy:
 
 
 def by_blocks(model: nn.Module) -> WrapPolicy:
-    """A policy that takes the model's repeated blocks: what transformers lists in `_no_split_modules`, else the classes
-    that fill a ModuleList.
+    """A policy that takes the model's repeated blocks, see `repeated_blocks`.
 
     Raises:
         PlanError: there are none.
     """
-    names = block_class_names(model)
-    if not names:
+    blocks = {id(block) for block in repeated_blocks(model)}
+    if not blocks:
         raise PlanError(
             f"{type(model).__name__} has no repeated blocks: name the modules to shard by class, by name or by size"
         )
-    return by_class_names(model, names)
+    return by_predicate(lambda module: id(module) in blocks)
 
 
-def block_class_names(model: nn.Module) -> list[str]:
-    """Class names of the model's repeated blocks."""
-    present = {type(module).__name__ for module in model.modules()}
-    listed = [name for name in getattr(model, "_no_split_modules", None) or () if name in present]
-    if listed:
-        return listed
-    counts: Counter[str] = Counter()
-    for module in model.modules():
-        if isinstance(module, nn.ModuleList):
-            counts.update(type(child).__name__ for child in module if next(child.parameters(), None) is not None)
-    return sorted(name for name, count in counts.items() if count > 1)
+def repeated_blocks(model: nn.Module) -> list[nn.Module]:
+    """The layers that the model is made of: instances of the classes that transformers lists in `_no_split_modules`,
+    else the modules of one class that fill a ModuleList. Blocks inside blocks are not among them.
+    """
+    listed = set(getattr(model, "_no_split_modules", None) or ())
+    found: list[nn.Module] = []
+    _find_blocks(model, listed & {type(module).__name__ for module in model.modules()}, found)
+    return found
+
+
+def _find_blocks(module: nn.Module, listed: set[str], found: list[nn.Module]) -> None:
+    counts = Counter(type(child) for child in module.children()) if isinstance(module, nn.ModuleList) else Counter()
+    for child in module.children():
+        is_block = type(child).__name__ in listed if listed else counts[type(child)] > 1
+        if is_block and next(child.parameters(), None) is not None:
+            found.append(child)
+        else:
+            _find_blocks(child, listed, found)
 
 
 def by_size(min_num_params: int) -> WrapPolicy:
