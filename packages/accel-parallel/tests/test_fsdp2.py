@@ -4,10 +4,11 @@ from torch import nn
 
 from accel_parallel import Plan, PlanContext, fully_shard_blocks, single
 from accel_state.errors import PlanError
+from accel_testkit.training import single_truth, tied_net, tokens, train
 
 
 def test_without_ranks_it_says_how_to_get_them():
-    with pytest.raises(PlanError, match="no process group to shard over.*one process will do"):
+    with pytest.raises(PlanError, match=r"no process group to shard over.*one process will do"):
         Plan([fully_shard_blocks(None)]).apply(nn.Linear(2, 2), PlanContext(device=torch.device("cpu")))
 
 
@@ -27,38 +28,6 @@ def test_it_takes_the_place_of_ddp():
         Plan([single(), fully_shard_blocks(), ddp()])
 
 
-def tied_net():
-    from accel_testkit.nets import TinyTransformer
-
-    torch.manual_seed(0)
-    return TinyTransformer()
-
-
-def train(model, optimizer, batches, plan_norm=None):
-    """Three updates; the norms."""
-    from accel_parallel import clip_grad_norm_
-    from accel_testkit.nets import next_token_loss
-
-    norms = []
-    for batch in batches:
-        next_token_loss(model(batch), batch).backward()
-        norms.append(clip_grad_norm_(model.parameters(), 0.5).item())
-        optimizer.step()
-        optimizer.zero_grad()
-    return norms
-
-
-def tokens():
-    torch.manual_seed(1)
-    return torch.randint(0, 64, (3, 8, 16))
-
-
-def single_truth():
-    model = tied_net()
-    norms = train(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), tokens())
-    return norms, {name: value.clone() for name, value in model.state_dict().items()}
-
-
 @pytest.mark.parametrize(
     ("options", "sizes", "n"),
     [
@@ -72,7 +41,14 @@ def single_truth():
 def test_it_equals_one_device(ranks, options, sizes, n):
     def body(options, sizes):
         from accel_parallel import (
-            NativeEngine, ParallelismConfig, Plan, PlanContext, Prepared, full_state_dict, fully_shard_blocks,
+            NativeEngine,
+            ParallelismConfig,
+            Plan,
+            PlanContext,
+            Prepared,
+            clip_grad_norm_,
+            full_state_dict,
+            fully_shard_blocks,
         )  # fmt: skip
         from accel_state import PartialState
 
@@ -86,7 +62,7 @@ def test_it_equals_one_device(ranks, options, sizes, n):
         (model,), (optimizer,) = ready.models, ready.optimizers
         assert engine.prepare_model(model) is model
         mine = [batch.chunk(state.num_processes)[state.process_index] for batch in tokens()]
-        norms = train(model, optimizer, mine)
+        norms = train(model, optimizer, mine, clip_grad_norm_)
         assert model.logits.weight is model.embedding.weight
         return norms, full_state_dict(model)
 
@@ -101,6 +77,7 @@ def test_it_equals_one_device(ranks, options, sizes, n):
 def test_values_come_from_rank_0_for_models_on_the_meta_device(ranks):
     def body():
         import torch.distributed as dist
+
         from accel_parallel import Plan, PlanContext, full_state_dict, fully_shard_blocks
         from accel_state import PartialState
 

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from .state_dicts import full_state_dict as full_state_dict
     from .state_dicts import model_has_dtensor as model_has_dtensor
     from .steps.ddp import ddp as ddp
+    from .steps.fsdp1 import fsdp1 as fsdp1
     from .steps.fsdp2 import fsdp2 as fsdp2
     from .steps.fsdp2 import fully_shard_blocks as fully_shard_blocks
     from .steps.single import single as single
@@ -82,6 +83,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
             "FSDP_STATE_DICT_TYPE",
             "FSDP2_STATE_DICT_TYPE",
         ],
+        "steps.fsdp1": ["fsdp1"],
         "steps.fsdp2": ["fsdp2", "fully_shard_blocks"],
         "state_dicts": ["full_state_dict", "model_has_dtensor"],
         "unwrap": ["extract_model_from_parallel", "is_compiled_module"],

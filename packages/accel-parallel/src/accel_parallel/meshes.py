@@ -62,13 +62,10 @@ def fsdp_mesh(context: PlanContext) -> DeviceMesh:
         whole: DeviceMesh = mesh
         return whole
     sharing = flattened(mesh, _SHARD_AXES, "dp_shard_cp")
-    if axis_size(context, "dp_replicate") == 1:
-        return sharing
-    if _used(mesh, _SHARD_AXES) == ["dp_shard"]:
-        both: DeviceMesh = mesh["dp_replicate", "dp_shard"]
-        return both
-    both = mesh["dp_replicate", "dp_shard_cp"]
-    return both
+    if axis_size(context, "dp_replicate") > 1:
+        name = "dp_shard" if _used(mesh, _SHARD_AXES) == ["dp_shard"] else "dp_shard_cp"
+        sharing = mesh["dp_replicate", name]
+    return sharing
 
 
 def flattened(mesh: DeviceMesh, axes: Sequence[str], name: str) -> DeviceMesh:

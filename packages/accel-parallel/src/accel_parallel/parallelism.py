@@ -195,8 +195,8 @@ class ParallelismConfig:
     def build_device_mesh(self, device_type: str) -> DeviceMesh:
         """The mesh over all ranks of the job. Every rank calls it.
 
-        Its axes are those in use, in the order of `AXES`, and dp_shard where FSDP would have none. Besides, `mesh["dp"]`,
-        `mesh["dp_shard_cp"]` (what FSDP shares parameters over), `mesh["dp_cp"]` and `mesh["loss"]` are there.
+        Its axes are those in use, in the order of `AXES`, and dp_shard where FSDP would have none. Besides there are
+        `mesh["dp"]`, `mesh["dp_shard_cp"]` (what FSDP shares parameters over), `mesh["dp_cp"]` and `mesh["loss"]`.
 
         Args:
             device_type: "cuda", "cpu", ...

@@ -13,17 +13,14 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from accel_state.errors import PlanError
 
-_WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.", "module.")
+_WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
 
 
 def canonical_name(name: str) -> str:
-    """A parameter's name without the parts that wrappers of torch add.
-
-    "module." is taken for a wrapper's at the front alone, since models use it too.
-    """
-    for wrapper in _WRAPPERS[:-1]:
+    """A parameter's name without the parts that FSDP version 1, checkpointing and the compiler add."""
+    for wrapper in _WRAPPERS:
         name = name.replace(wrapper, "")
-    return name.removeprefix(_WRAPPERS[-1])
+    return name
 
 
 class Replacements:

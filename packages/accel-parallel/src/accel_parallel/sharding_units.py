@@ -149,3 +149,11 @@ def parameters_in_two_units(model: nn.Module, inner: Sequence[nn.Module]) -> lis
             if owner.setdefault(id(parameter), unit) != unit:
                 shared.append(f"{prefix}.{name}" if prefix else name)
     return shared
+
+
+def own_parameters(unit: nn.Module, inner: Sequence[nn.Module]) -> list[nn.Parameter]:
+    """The parameters of a unit that no unit inside it holds."""
+    members = {id(module) for module in unit.modules()}
+    deeper = {id(m) for other in inner if other is not unit and id(other) in members for m in other.modules()}
+    own = (module for module in unit.modules() if id(module) not in deeper)
+    return [p for module in own for p in module.parameters(recurse=False)]

@@ -121,6 +121,7 @@ class Accelerator:
             **init_kwargs,
         )
         self.state.device_mesh = parallelism.build_mesh(choice.config, self.state)
+        self._repeats_samples = parallelism.repeats_samples(self.state)
         self.gradient_state = accel_state.GradientState(plugin)
         self.policy = accel_precision.PrecisionPolicy.from_name(self.state.mixed_precision)
         self.scaler = self.policy.scaler(self.device.type, self.scaler_handler)
@@ -437,7 +438,7 @@ class Accelerator:
         Args:
             unwrap: False keeps the names that wrappers give.
         """
-        return accel_parallel.full_state_dict(self.unwrap_model(model) if unwrap else model)
+        return accel_parallel.full_state_dict(model, unwrap)
 
     # ------------------------------------------------------------ the step
 
@@ -518,9 +519,15 @@ class Accelerator:
         return accel_state.broadcast_object_list(objects, from_process)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """`gather` without the samples that pad the last batch of the loader that is being read."""
+        """`gather` without the samples that pad the last batch of the loader that is being read.
+
+        Of ranks that share their samples (those of one tp group) only the first counts.
+        """
         return accel_data.gather_for_metrics(
-            input_data, gradient_state=self.gradient_state, use_gather_object=use_gather_object
+            input_data,
+            gradient_state=self.gradient_state,
+            use_gather_object=use_gather_object,
+            is_copy=self._repeats_samples,
         )
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:

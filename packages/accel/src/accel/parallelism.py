@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import accel_data
 import accel_parallel
 from accel_state.errors import PlanError, SettingError
 from accel_state.settings import setting
@@ -61,9 +64,18 @@ def choose(fsdp_plugin: Any, torch_tp_plugin: Any, parallelism_config: Any, mixe
             if parallelism_config.sizes[axis] > 1:
                 raise SettingError(f"parallelism_config with {axis}_size={parallelism_config.sizes[axis]}: {reason}")
         fsdp_plugin = _with_sharding(fsdp_plugin, parallelism_config)
-    if fsdp_plugin is not None and mixed_precision in ("fp16", "bf16"):
-        fsdp_plugin.set_mixed_precision(mixed_precision)
+    if fsdp_plugin is not None and mixed_precision in ("fp16", "bf16") and fsdp_plugin.mixed_precision_policy is None:
+        fsdp_plugin = _computing_in(fsdp_plugin, mixed_precision)
     return Choice(config=parallelism_config, fsdp=fsdp_plugin)
+
+
+def _computing_in(plugin: FullyShardedDataParallelPlugin, precision: str) -> FullyShardedDataParallelPlugin:
+    """A copy that computes and reduces in this precision; what leaves the model is converted by the autocast step."""
+    plugin = copy.copy(plugin)
+    plugin.set_mixed_precision(precision)
+    if plugin.fsdp_version == 2:
+        plugin.mixed_precision_policy = dataclasses.replace(plugin.mixed_precision_policy, output_dtype=None)
+    return plugin
 
 
 def build_mesh(config: ParallelismConfig | None, state: AcceleratorState) -> Any:
@@ -78,6 +90,13 @@ def build_mesh(config: ParallelismConfig | None, state: AcceleratorState) -> Any
     if complaints:
         raise PlanError("parallelism_config does not fit this run: " + " ".join(complaints))
     return config.get_device_mesh(state.device.type) if config.total_size > 1 else None
+
+
+def repeats_samples(state: AcceleratorState) -> bool:
+    """Whether a lower rank works on the same samples as this one."""
+    if state.device_mesh is None:
+        return False
+    return accel_data.data_place(state.device_mesh, state.process_index).is_copy(state.process_index)
 
 
 def _from_tp_plugin(tp_size: int, config: Any) -> Any:

@@ -77,7 +77,7 @@ def model_plan(accelerator: Accelerator, *, place: bool, evaluation_mode: bool) 
         steps.append(accel_parallel.single(move=place))
     if not evaluation_mode:
         if plugin is not None:
-            steps.append(accel_parallel.fsdp2(plugin))
+            steps.append(accel_parallel.fsdp2(plugin) if plugin.fsdp_version == 2 else accel_parallel.fsdp1(plugin))
         elif accelerator.use_distributed and (config is None or config.data_parallel_size > 1):
             steps.append(accel_parallel.ddp(accelerator.ddp_handler))
     steps.append(accel_precision.autocast_step(accelerator.policy, accelerator.autocast_handler))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 from accel_parallel import clipping
 from accel_parallel.engines.base import Prepared
@@ -17,7 +19,7 @@ from accel_parallel.plan import Plan, PlanContext
 from accel_parallel.repointing import Replacements
 from accel_parallel.scheduler import AcceleratedScheduler, Unit
 from accel_parallel.sync import no_sync
-from accel_parallel.unwrap import extract_model_from_parallel
+from accel_parallel.unwrap import extract_model_from_parallel, inside_compiled
 from accel_state import GradientState
 from accel_state.protocols import Stateful
 
@@ -50,6 +52,7 @@ class NativeEngine:
         self.split_batches, self.scheduler_unit = split_batches, scheduler_unit
         self.optimizers: list[AcceleratedOptimizer] = []
         self._replacements = Replacements()
+        self._flat_models: weakref.WeakSet[FullyShardedDataParallel] = weakref.WeakSet()
 
     # ---- preparing
 
@@ -69,7 +72,11 @@ class NativeEngine:
     def prepare_model(self, model: nn.Module, plan: Plan | None = None) -> nn.Module:
         """The model by the engine's plan, or another one. Which parameters were replaced is noted for optimizers."""
         chosen = self.plan if plan is None else plan
-        return self._replacements.follow(model, lambda: chosen.apply(model, self.context))
+        prepared = self._replacements.follow(model, lambda: chosen.apply(model, self.context))
+        inner = inside_compiled(prepared)
+        if isinstance(inner, FullyShardedDataParallel):
+            self._flat_models.add(inner)
+        return prepared
 
     def prepare_optimizer(self, optimizer: Any, device_placement: bool = True) -> AcceleratedOptimizer:
         """The wrapped optimizer, one for each inner one and bound to this run; that of another run is wrapped anew.
@@ -163,12 +170,20 @@ class NativeEngine:
         Inside an accumulation window nothing is changed.
 
         Returns:
-            The norm before clipping; inside a window that of what this rank has accumulated so far.
+            The norm before clipping; inside a window that of what this rank has accumulated so far. What models that
+            are sharded by `fully_shard` accumulate without reducing lies inside them and does not count before.
+
+        Raises:
+            PlanError: a part of the parameters of a model under FSDP version 1.
         """
         parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         if not self.gradient_state.sync_gradients:
             return self._norm_so_far(parameters, norm_type)
         self._unscale_owners(parameters)
+        flat = clipping.flat_model_of(parameters, self._flat_models)
+        if flat is not None:
+            flat_norm: Tensor = flat.clip_grad_norm_(max_norm, norm_type)
+            return flat_norm
         return clipping.clip_grad_norm_(parameters, max_norm, norm_type)
 
     def clip_grad_value_(self, parameters: Tensor | Iterable[Tensor], clip_value: float) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +62,11 @@ class Fsdp2:
                 f"{', '.join(shared)} is shared between modules of different units: let one unit hold all of them, or "
                 "leave them to the root by wrapping only the blocks."
             )
-        mixed = [unit for unit in (*inner, model) if len({p.dtype for p in own_parameters(unit, inner)}) > 1]
+        mixed = [
+            unit
+            for unit in (*inner, model)
+            if len({p.dtype for p in sharding_units.own_parameters(unit, inner) if p.requires_grad}) > 1
+        ]
         if mixed:
             complaints.append(
                 f"trained parameters of {type(mixed[0]).__name__} have several dtypes, which are gathered together: "
@@ -108,14 +112,6 @@ class Fsdp2:
             f"parameters ({format_bytes(whole)}) shared over {over}, {format_bytes(whole / ranks)} each, in "
             f"{len(self._units(model)) + 1} units; {format_bytes(sent)} sent per rank and update"
         )
-
-
-def own_parameters(unit: nn.Module, inner: Sequence[nn.Module]) -> list[nn.Parameter]:
-    """The trained parameters of a unit that no unit inside it holds."""
-    members = {id(module) for module in unit.modules()}
-    deeper = {id(m) for other in inner if other is not unit and id(other) in members for m in other.modules()}
-    own = (module for module in unit.modules() if id(module) not in deeper)
-    return [p for module in own for p in module.parameters(recurse=False) if p.requires_grad]
 
 
 def group_complaints(context: PlanContext) -> list[str]:
