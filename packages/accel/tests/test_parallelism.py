@@ -130,3 +130,29 @@ def test_objects_cannot_stay_elsewhere_under_fsdp(ranks):
             return str(error)
 
     assert all("not possible under FSDP" in text for text in ranks(body, 2))
+
+
+@pytest.mark.parametrize("sizes", [{"tp_size": 2}, {"dp_shard_size": 2, "tp_size": 2}])
+def test_a_tensor_parallel_model_trains_by_the_handlers_plan(ranks, sizes):
+    def body(sizes):
+        import torch
+
+        from accel import Accelerator
+        from accel_parallel import ParallelismConfig, TorchTensorParallelConfig
+        from accel_testkit.nets import TP_PLAN
+        from accel_testkit.training import tied_net, tokens, train
+
+        config = ParallelismConfig(**sizes, tp_handler=TorchTensorParallelConfig(plan=TP_PLAN))
+        accelerator = Accelerator(cpu=True, parallelism_config=config)
+        model = tied_net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        model, optimizer = accelerator.prepare(model, optimizer)
+        parts = config.data_parallel_size
+        mine = [batch.chunk(parts)[accelerator.process_index // 2] for batch in tokens()]
+        return train(model, optimizer, mine, accelerator.clip_grad_norm_)
+
+    from accel_testkit.training import single_truth
+
+    want, _ = single_truth()
+    for norms in ranks(body, 2 * sizes.get("dp_shard_size", 1), sizes):
+        assert norms == pytest.approx(want, rel=1e-5)

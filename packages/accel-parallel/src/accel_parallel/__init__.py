@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from .steps.fsdp2 import fsdp2 as fsdp2
     from .steps.fsdp2 import fully_shard_blocks as fully_shard_blocks
     from .steps.single import single as single
+    from .steps.tp import is_tensor_parallel as is_tensor_parallel
+    from .steps.tp import tensor_parallel as tensor_parallel
     from .sync import join_uneven_inputs as join_uneven_inputs
     from .sync import no_sync as no_sync
     from .sync import trigger_sync_in_backward as trigger_sync_in_backward
@@ -83,6 +85,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
             "FSDP_STATE_DICT_TYPE",
             "FSDP2_STATE_DICT_TYPE",
         ],
+        "steps.tp": ["is_tensor_parallel", "tensor_parallel"],
         "steps.fsdp1": ["fsdp1"],
         "steps.fsdp2": ["fsdp2", "fully_shard_blocks"],
         "state_dicts": ["full_state_dict", "model_has_dtensor"],

@@ -20,9 +20,11 @@ class TorchTensorParallelConfig:
     Args:
         enable_async_tp: overlap the communication of a layer with its computation. Torch offers no switch for it
             outside its compiler, so it warns.
+        plan: which modules are shared, see `tensor_parallel`; None takes the model's own.
     """
 
     enable_async_tp: bool = False
+    plan: Any = None
 
     def __post_init__(self) -> None:
         if self.enable_async_tp:

@@ -75,6 +75,8 @@ def model_plan(accelerator: Accelerator, *, place: bool, evaluation_mode: bool) 
     plugin, config = accelerator.state.fsdp_plugin, accelerator.state.parallelism_config
     if plugin is None or evaluation_mode:
         steps.append(accel_parallel.single(move=place))
+    if config is not None and config.tp_enabled:
+        steps.append(accel_parallel.tensor_parallel(config.tp_handler.plan))
     if not evaluation_mode:
         if plugin is not None:
             steps.append(accel_parallel.fsdp2(plugin) if plugin.fsdp_version == 2 else accel_parallel.fsdp1(plugin))
