@@ -200,7 +200,8 @@ def test_what_cannot_be_sharded_is_refused_before_anything_changes(ranks):
         shared = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
         shared[1].weight = shared[0].weight
         mixed = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).bfloat16())
-        for model, wrap in ((shared, ["0", "1"]), (mixed, None), (mixed, ["nowhere.*"])):
+        bare = nn.ModuleList([nn.Linear(2, 2)])
+        for model, wrap in ((shared, ["0", "1"]), (mixed, None), (mixed, ["nowhere.*"]), (bare, None)):
             try:
                 Plan([fully_shard_blocks(wrap)]).apply(model, context)
             except ValueError as error:
@@ -208,7 +209,8 @@ def test_what_cannot_be_sharded_is_refused_before_anything_changes(ranks):
             assert all(type(p) is nn.Parameter for p in model.parameters())
         return answers
 
-    for first, second, third in ranks(body, 2):
+    for first, second, third, fourth in ranks(body, 2):
+        assert "a ModuleList has no forward" in fourth
         assert "1.weight is shared between modules of different units" in first
         assert "several dtypes" in second
         assert "no module of the model is named like 'nowhere.*'" in third

@@ -72,6 +72,12 @@ class Fsdp2:
                 f"trained parameters of {type(mixed[0]).__name__} have several dtypes, which are gathered together: "
                 "convert the model to one before."
             )
+        bare = [unit for unit in (*inner, model) if isinstance(unit, nn.ModuleList | nn.ModuleDict)]
+        if bare:
+            complaints.append(
+                f"a {type(bare[0]).__name__} has no forward, before which its parameters could be gathered: wrap the "
+                "modules inside it, or the one that holds it."
+            )
         if self.from_rank_0 and axis_size(context, "tp") > 1:
             complaints.append("weights from rank 0 alone cannot be shared by tp: load them on every rank.")
         return complaints
