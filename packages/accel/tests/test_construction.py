@@ -67,12 +67,9 @@ def test_fp8_is_refused_with_a_way_out():
     [
         "deepspeed_plugin",
         "deepspeed_plugins",
-        "fsdp_plugin",
-        "torch_tp_plugin",
         "megatron_lm_plugin",
         "dynamo_backend",
         "dynamo_plugin",
-        "parallelism_config",
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(argument):
@@ -87,10 +84,8 @@ def test_no_compilation_asks_for_nothing():
 @pytest.mark.parametrize(
     ("variable", "value"),
     [
-        ("ACCELERATE_USE_FSDP", "true"),
         ("ACCELERATE_USE_DEEPSPEED", "true"),
         ("ACCELERATE_USE_MEGATRON_LM", "true"),
-        ("ACCELERATE_USE_PARALLELISM_CONFIG", "true"),
         ("ACCELERATE_DYNAMO_BACKEND", "INDUCTOR"),
     ],
 )

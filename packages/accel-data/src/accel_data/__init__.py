@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from .dispatch import DataLoaderDispatcher as DataLoaderDispatcher
     from .loader import DataLoaderShard as DataLoaderShard
     from .mailbox import DataLoaderStateMixin as DataLoaderStateMixin
+    from .mesh import DataPlace as DataPlace
+    from .mesh import data_place as data_place
     from .metrics import gather_for_metrics as gather_for_metrics
     from .metrics import weighted_mean as weighted_mean
     from .order_shard import OrderShard as OrderShard
@@ -39,6 +41,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "dispatch": ["DataLoaderDispatcher"],
         "mailbox": ["DataLoaderStateMixin"],
         "skip": ["skip_first_batches", "SkipDataLoader"],
+        "mesh": ["DataPlace", "data_place"],
         "metrics": ["gather_for_metrics", "weighted_mean"],
         "config": ["DataLoaderConfiguration"],
         "shard": ["BatchSamplerShard"],

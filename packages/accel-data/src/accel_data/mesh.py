@@ -29,6 +29,10 @@ class DataPlace:
     index: int
     part_of_rank: tuple[int, ...]
 
+    def is_copy(self, rank: int) -> bool:
+        """Whether a lower rank has the same part as `rank`."""
+        return self.part_of_rank.index(self.part_of_rank[rank]) != rank
+
 
 def data_place(mesh: Any, rank: int) -> DataPlace:
     """This rank's place along the data axes of a `torch.distributed.DeviceMesh`.

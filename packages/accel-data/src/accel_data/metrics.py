@@ -13,7 +13,9 @@ from accel_state import gather, gather_object, recursively_apply, reduce, warn_u
 from .feeds import Tail
 
 
-def gather_for_metrics(input_data: Any, *, gradient_state: Any, use_gather_object: bool = False) -> Any:
+def gather_for_metrics(
+    input_data: Any, *, gradient_state: Any, use_gather_object: bool = False, is_copy: bool = False
+) -> Any:
     """Every rank's results for the current batch, without those of samples that only fill up the last one.
 
     Args:
@@ -21,6 +23,7 @@ def gather_for_metrics(input_data: Any, *, gradient_state: Any, use_gather_objec
             or a list of objects, one per sample. Input with a leaf that is no tensor is gathered as objects.
         gradient_state: knows the loader that is being iterated.
         use_gather_object: gather tensors as objects too: neither padded nor joined; for tensors of unequal shapes.
+        is_copy: this rank's samples are another's too (of its tp group, say) and are left out.
 
     Returns:
         Tensors joined along the first dimension, in rank order, in the input's structure; objects as one plain list,
@@ -34,10 +37,16 @@ def gather_for_metrics(input_data: Any, *, gradient_state: Any, use_gather_objec
     """
     tail = _padded_tail(gradient_state.active_dataloader)
     if use_gather_object or not _all_tensors(input_data):
-        return gather_object(_real_items(_as_items(input_data), tail))
-    if tail is not None:
+        return gather_object([] if is_copy else _real_items(_as_items(input_data), tail))
+    if is_copy:
+        input_data = recursively_apply(_nothing_of, input_data)
+    elif tail is not None:
         input_data = recursively_apply(_cutter(tail), input_data)
     return gather(input_data)
+
+
+def _nothing_of(leaf: Tensor) -> Tensor:
+    return (leaf if leaf.dim() else leaf.reshape(1))[:0]
 
 
 def weighted_mean(value: Tensor | float, count: Tensor | float) -> Tensor:

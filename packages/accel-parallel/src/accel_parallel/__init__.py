@@ -9,6 +9,10 @@ from accel_state.lazy import lazy_exports
 if TYPE_CHECKING:
     from .accumulation import Accumulation as Accumulation
     from .accumulation import GradientAccumulationPlugin as GradientAccumulationPlugin
+    from .axis_handlers import DeepSpeedSequenceParallelConfig as DeepSpeedSequenceParallelConfig
+    from .axis_handlers import TorchContextParallelConfig as TorchContextParallelConfig
+    from .axis_handlers import TorchTensorParallelConfig as TorchTensorParallelConfig
+    from .axis_handlers import TorchTensorParallelPlugin as TorchTensorParallelPlugin
     from .clipping import clip_grad_norm_ as clip_grad_norm_
     from .clipping import clip_grad_value_ as clip_grad_value_
     from .clipping import total_norm as total_norm
@@ -17,18 +21,37 @@ if TYPE_CHECKING:
     from .engines.base import Engine as Engine
     from .engines.base import Prepared as Prepared
     from .engines.native import NativeEngine as NativeEngine
+    from .fsdp_plugin import FSDP2_STATE_DICT_TYPE as FSDP2_STATE_DICT_TYPE
+    from .fsdp_plugin import FSDP_AUTO_WRAP_POLICY as FSDP_AUTO_WRAP_POLICY
+    from .fsdp_plugin import FSDP_BACKWARD_PREFETCH as FSDP_BACKWARD_PREFETCH
+    from .fsdp_plugin import FSDP_SHARDING_STRATEGY as FSDP_SHARDING_STRATEGY
+    from .fsdp_plugin import FSDP_STATE_DICT_TYPE as FSDP_STATE_DICT_TYPE
+    from .fsdp_plugin import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin
+    from .meshes import data_parallel_size as data_parallel_size
+    from .meshes import fsdp_mesh as fsdp_mesh
+    from .meshes import loss_group as loss_group
+    from .meshes import loss_size as loss_size
     from .optimizer import AcceleratedOptimizer as AcceleratedOptimizer
     from .optimizer import move_to_device as move_to_device
+    from .parallelism import ParallelismConfig as ParallelismConfig
     from .plan import SLOTS as SLOTS
     from .plan import Plan as Plan
     from .plan import PlanContext as PlanContext
     from .plan import Step as Step
     from .scheduler import AcceleratedScheduler as AcceleratedScheduler
+    from .state_dicts import full_state_dict as full_state_dict
+    from .state_dicts import model_has_dtensor as model_has_dtensor
     from .steps.ddp import ddp as ddp
+    from .steps.fsdp1 import fsdp1 as fsdp1
+    from .steps.fsdp2 import fsdp2 as fsdp2
+    from .steps.fsdp2 import fully_shard_blocks as fully_shard_blocks
     from .steps.single import single as single
+    from .steps.tp import is_tensor_parallel as is_tensor_parallel
+    from .steps.tp import tensor_parallel as tensor_parallel
     from .sync import join_uneven_inputs as join_uneven_inputs
     from .sync import no_sync as no_sync
     from .sync import trigger_sync_in_backward as trigger_sync_in_backward
+    from .sync import waits_for_ranks as waits_for_ranks
     from .unwrap import extract_model_from_parallel as extract_model_from_parallel
     from .unwrap import is_compiled_module as is_compiled_module
 
@@ -45,7 +68,27 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "accumulation": ["Accumulation", "GradientAccumulationPlugin"],
         "ddp_kwargs": ["DistributedDataParallelKwargs", "DDPCommunicationHookType"],
         "clipping": ["clip_grad_norm_", "clip_grad_value_", "total_norm"],
-        "sync": ["no_sync", "trigger_sync_in_backward", "join_uneven_inputs"],
+        "sync": ["no_sync", "trigger_sync_in_backward", "join_uneven_inputs", "waits_for_ranks"],
+        "axis_handlers": [
+            "TorchTensorParallelConfig",
+            "TorchContextParallelConfig",
+            "DeepSpeedSequenceParallelConfig",
+            "TorchTensorParallelPlugin",
+        ],
+        "parallelism": ["ParallelismConfig"],
+        "meshes": ["data_parallel_size", "loss_group", "loss_size", "fsdp_mesh"],
+        "fsdp_plugin": [
+            "FullyShardedDataParallelPlugin",
+            "FSDP_SHARDING_STRATEGY",
+            "FSDP_AUTO_WRAP_POLICY",
+            "FSDP_BACKWARD_PREFETCH",
+            "FSDP_STATE_DICT_TYPE",
+            "FSDP2_STATE_DICT_TYPE",
+        ],
+        "steps.tp": ["is_tensor_parallel", "tensor_parallel"],
+        "steps.fsdp1": ["fsdp1"],
+        "steps.fsdp2": ["fsdp2", "fully_shard_blocks"],
+        "state_dicts": ["full_state_dict", "model_has_dtensor"],
         "unwrap": ["extract_model_from_parallel", "is_compiled_module"],
     },
 )

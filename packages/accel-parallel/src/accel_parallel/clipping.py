@@ -7,8 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.utils import clip_grad_value_ as torch_clip_grad_value_
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from accel_state.errors import PlanError
 
 
 def clip_grad_norm_(
@@ -45,6 +48,27 @@ def total_norm(parameters: Tensor | Iterable[Tensor], norm_type: float = 2.0) ->
     """The norm that `clip_grad_norm_` would return, without changing anything."""
     parameters = [parameters] if isinstance(parameters, Tensor) else parameters
     return _norm_of([p.grad for p in parameters if p.grad is not None], norm_type, False, None)
+
+
+def flat_model_of(
+    parameters: Sequence[Tensor], models: Iterable[FullyShardedDataParallel]
+) -> FullyShardedDataParallel | None:
+    """The model under FSDP version 1 whose parameters these are; only it knows which gradients are parts of others.
+
+    Raises:
+        PlanError: they are a part of one, or one and more.
+    """
+    given = {id(parameter) for parameter in parameters}
+    for model in models:
+        own = {id(parameter) for parameter in model.parameters()}
+        if own == given:
+            return model
+        if own & given:
+            raise PlanError(
+                f"{len(own & given)} of the {len(own)} parameters of a model under FSDP version 1 are to be clipped, "
+                f"with {len(given - own)} others: clip model.parameters() of each model, or use fsdp_version=2"
+            )
+    return None
 
 
 def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float, *, foreach: bool | None = None) -> None:

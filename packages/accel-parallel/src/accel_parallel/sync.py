@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.algorithms.join import Join, Joinable
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 from accel_state import warn_user
@@ -24,21 +25,34 @@ def pause_of(model: nn.Module) -> Callable[[], AbstractContextManager[None]] | N
     """
     if is_compiled_module(model):
         return pause_of(inside_compiled(model))
-    if isinstance(model, DistributedDataParallel):
+    if isinstance(model, DistributedDataParallel | FullyShardedDataParallel):
         return model.no_sync
-    if callable(getattr(model, "set_requires_gradient_sync", None)):
+    if isinstance(model, FSDPModule):
         return lambda: _pause_sharded(model)
     return None
 
 
 @contextmanager
-def _pause_sharded(model: Any) -> Iterator[None]:
+def _pause_sharded(model: FSDPModule) -> Iterator[None]:
     """`fully_shard` has a switch instead of a context; it keeps whole gradients meanwhile."""
     model.set_requires_gradient_sync(False)
     try:
         yield
     finally:
         model.set_requires_gradient_sync(True)
+
+
+def waits_for_ranks(model: nn.Module, *, in_any_step: bool = False) -> bool:
+    """Whether a backward of `model` waits for all ranks: this one, or with `in_any_step` any that may come.
+
+    Models that are sharded gather their parameters in every forward, whether or not they reduce gradients.
+    """
+    inner = inside_compiled(model)
+    if isinstance(inner, FSDPModule | FullyShardedDataParallel):
+        return True
+    if in_any_step:
+        return hasattr(inner, "require_backward_grad_sync")
+    return bool(getattr(inner, "require_backward_grad_sync", False))
 
 
 def no_sync(*models: nn.Module) -> AbstractContextManager[Any]:

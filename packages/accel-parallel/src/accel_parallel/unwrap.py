@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 
@@ -38,7 +39,7 @@ def extract_model_from_parallel(
     while True:
         if is_compiled_module(model):
             compiled, model = model, inside_compiled(model)
-        elif isinstance(model, DistributedDataParallel | DataParallel):
+        elif isinstance(model, DistributedDataParallel | DataParallel | FullyShardedDataParallel):
             model = model.module
         else:
             break

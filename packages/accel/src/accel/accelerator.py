@@ -16,7 +16,7 @@ import accel_state
 import accel_tracking
 from accel_state.settings import UNSET, resolve
 
-from . import checkpoints, configuration, preparing
+from . import checkpoints, configuration, parallelism, preparing
 from .handlers import sort_handlers
 from .refusals import MEMBERS, refuse_what_cannot_be_honoured
 from .state_hooks import StateHooks
@@ -36,6 +36,7 @@ if (
         AcceleratedScheduler,
         DistributedDataParallelKwargs,
         GradientAccumulationPlugin,
+        ParallelismConfig,
     )
     from accel_precision import AutocastKwargs, GradScalerKwargs
     from accel_state import DistributedType, InitProcessGroupKwargs
@@ -63,8 +64,11 @@ class Accelerator:
             optimizer does; True only with real updates.
         kwargs_handlers: `AutocastKwargs`, `GradScalerKwargs`, `DistributedDataParallelKwargs`,
             `InitProcessGroupKwargs`, at most one of each.
-        deepspeed_plugin, deepspeed_plugins, fsdp_plugin, torch_tp_plugin, megatron_lm_plugin, dynamo_backend,
-            dynamo_plugin, parallelism_config: refused with the reason: what they configure does not exist yet.
+        parallelism_config: the mesh: how many ranks each kind of parallelism gets.
+        fsdp_plugin: how parameters are shared over ranks; without `parallelism_config`, over all of them.
+        torch_tp_plugin: deprecated, `ParallelismConfig(tp_size=...)` says the same.
+        deepspeed_plugin, deepspeed_plugins, megatron_lm_plugin, dynamo_backend, dynamo_plugin: refused with the reason:
+            what they configure does not exist yet.
 
     Raises:
         SettingError: a value that is not allowed, a contradiction, or something that cannot be honoured.
@@ -105,7 +109,19 @@ class Accelerator:
         self.dataloader_config = configuration.loader_configuration(split_batches, dataloader_config)
         self.project_configuration = configuration.project_configuration(project_dir, project_config)
         init_kwargs = {} if self.init_handler is None else self.init_handler.to_kwargs()
-        self.state = accel_state.AcceleratorState(mixed_precision, cpu, _from_accelerator=True, **init_kwargs)
+        choice = parallelism.choose(
+            fsdp_plugin, torch_tp_plugin, parallelism_config, resolve("mixed_precision", mixed_precision).value
+        )
+        self.state = accel_state.AcceleratorState(
+            mixed_precision,
+            cpu,
+            fsdp_plugin=choice.fsdp,
+            parallelism_config=choice.config,
+            _from_accelerator=True,
+            **init_kwargs,
+        )
+        self.state.device_mesh = parallelism.build_mesh(choice.config, self.state)
+        self._repeats_samples = parallelism.repeats_samples(self.state)
         self.gradient_state = accel_state.GradientState(plugin)
         self.policy = accel_precision.PrecisionPolicy.from_name(self.state.mixed_precision)
         self.scaler = self.policy.scaler(self.device.type, self.scaler_handler)
@@ -188,6 +204,22 @@ class Accelerator:
     def use_distributed(self) -> bool:
         """Whether there are peers to talk to."""
         return self.state.use_distributed
+
+    @property
+    def parallelism_config(self) -> ParallelismConfig | None:
+        """The sizes of the mesh's axes; None where all ranks lie on one data axis."""
+        config: ParallelismConfig | None = self.state.parallelism_config
+        return config
+
+    @property
+    def torch_device_mesh(self) -> Any:
+        """The mesh that `parallelism_config` describes, or None."""
+        return self.state.device_mesh
+
+    @property
+    def is_fsdp2(self) -> bool:
+        """Whether models are sharded by `fully_shard`."""
+        return self.state.is_fsdp2
 
     @property
     def multi_device(self) -> bool:
@@ -401,12 +433,12 @@ class Accelerator:
         return unwrapped
 
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Tensor]:
-        """The model's whole state.
+        """The model's whole state; of a sharded model on rank 0 alone, elsewhere it is empty. Every rank calls it.
 
         Args:
             unwrap: False keeps the names that wrappers give.
         """
-        return (self.unwrap_model(model) if unwrap else model).state_dict()
+        return accel_parallel.full_state_dict(model, unwrap)
 
     # ------------------------------------------------------------ the step
 
@@ -487,9 +519,15 @@ class Accelerator:
         return accel_state.broadcast_object_list(objects, from_process)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """`gather` without the samples that pad the last batch of the loader that is being read."""
+        """`gather` without the samples that pad the last batch of the loader that is being read.
+
+        Of ranks that share their samples (those of one tp group) only the first counts.
+        """
         return accel_data.gather_for_metrics(
-            input_data, gradient_state=self.gradient_state, use_gather_object=use_gather_object
+            input_data,
+            gradient_state=self.gradient_state,
+            use_gather_object=use_gather_object,
+            is_copy=self._repeats_samples,
         )
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:

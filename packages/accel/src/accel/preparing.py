@@ -6,7 +6,7 @@ import gc
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from accel_ckpt import Checkpointer, SaveHandle
     from accel_data import DataLoaderShard
-    from accel_parallel import AcceleratedOptimizer, AcceleratedScheduler, NativeEngine, Plan
+    from accel_parallel import AcceleratedOptimizer, AcceleratedScheduler, NativeEngine, Plan, PlanContext
 
     from .accelerator import Accelerator
 
@@ -52,10 +52,9 @@ class Registry:
 
 def make_engine(accelerator: Accelerator) -> NativeEngine:
     """The loop of plain torch with the plan that models are prepared by."""
-    state = accelerator.state
     return accel_parallel.NativeEngine(
         model_plan(accelerator, place=accelerator.device_placement, evaluation_mode=False),
-        accel_parallel.PlanContext(device=state.device, world_size=state.num_processes),
+        plan_context(accelerator),
         gradient_state=accelerator.gradient_state,
         scaler=accelerator.scaler,
         step_scheduler_with_optimizer=accelerator.step_scheduler_with_optimizer,
@@ -63,11 +62,26 @@ def make_engine(accelerator: Accelerator) -> NativeEngine:
     )
 
 
+def plan_context(accelerator: Accelerator) -> PlanContext:
+    """This rank's device, and the mesh or the ranks that it trains with."""
+    state = accelerator.state
+    context = accel_parallel.PlanContext(device=state.device, world_size=state.num_processes, mesh=state.device_mesh)
+    return replace(context, process_group=None if state.device_mesh is None else accel_parallel.loss_group(context))
+
+
 def model_plan(accelerator: Accelerator, *, place: bool, evaluation_mode: bool) -> Plan:
-    """The steps that this run asks for: placement, replication over ranks, precision."""
-    steps: list[Any] = [accel_parallel.single(move=place)]
-    if accelerator.use_distributed and not evaluation_mode:
-        steps.append(accel_parallel.ddp(accelerator.ddp_handler))
+    """The steps that this run asks for: placement, sharing or replication over ranks, precision."""
+    steps: list[Any] = []
+    plugin, config = accelerator.state.fsdp_plugin, accelerator.state.parallelism_config
+    if plugin is None or evaluation_mode:
+        steps.append(accel_parallel.single(move=place))
+    if config is not None and config.tp_enabled:
+        steps.append(accel_parallel.tensor_parallel(config.tp_handler.plan))
+    if not evaluation_mode:
+        if plugin is not None:
+            steps.append(accel_parallel.fsdp2(plugin) if plugin.fsdp_version == 2 else accel_parallel.fsdp1(plugin))
+        elif accelerator.use_distributed and (config is None or config.data_parallel_size > 1):
+            steps.append(accel_parallel.ddp(accelerator.ddp_handler))
     steps.append(accel_precision.autocast_step(accelerator.policy, accelerator.autocast_handler))
     return accel_parallel.Plan(steps)
 
@@ -98,6 +112,10 @@ def prepare(accelerator: Accelerator, objects: Sequence[Any], device_placement: 
     else:
         raise SettingError(
             f"device_placement has {len(device_placement)} entries for {len(objects)} objects: give one bool per object"
+        )
+    if accelerator.state.fsdp_plugin is not None and False in placements:
+        raise SettingError(
+            "device_placement=False is not possible under FSDP, which places what it shares: leave device_placement out"
         )
     results = list(objects)
     for is_kind, prepare_one in (
@@ -157,7 +175,7 @@ def prepare_model(
             return known  # prepared already, be it by the wrapper or by what is inside
     place = accelerator.device_placement if device_placement is None else device_placement
     plan = model_plan(accelerator, place=place, evaluation_mode=evaluation_mode)
-    prepared = plan.apply(model, accelerator.engine.context)
+    prepared = accelerator.engine.prepare_model(model, plan)
     accelerator.registry.models.append(prepared)
     return prepared
 
@@ -239,8 +257,7 @@ def note_reduction(accelerator: Accelerator) -> None:
     """Tell the loader being read that this backward waited for all ranks, so none of them may go on alone."""
     loader = accelerator.gradient_state.active_dataloader
     if loader is not None and not getattr(loader, "ranks_met", True):
-        models = accelerator.registry.models
-        loader.ranks_met = any(getattr(model, "require_backward_grad_sync", False) for model in models)
+        loader.ranks_met = any(accel_parallel.waits_for_ranks(model) for model in accelerator.registry.models)
 
 
 def _will_meet(registry: weakref.ref[Registry]) -> bool:
@@ -248,7 +265,7 @@ def _will_meet(registry: weakref.ref[Registry]) -> bool:
     held = registry()
     models = [] if held is None else held.models
     return torch.is_grad_enabled() and any(
-        model.training and hasattr(model, "require_backward_grad_sync") for model in models
+        model.training and accel_parallel.waits_for_ranks(model, in_any_step=True) for model in models
     )
 
 

@@ -8,26 +8,20 @@ from typing import Any
 from accel_state.errors import SettingError
 from accel_state.settings import resolve
 
-_NO_STEP = "its step does not exist yet. Way out: apply it to the model by hand before `prepare`, or leave it out"
 _NO_ENGINE = "its engine does not exist yet. Way out: leave it out; DDP and bf16 are there"
 
 ARGUMENTS: dict[str, str] = {
     "deepspeed_plugin": _NO_ENGINE,
     "deepspeed_plugins": _NO_ENGINE,
     "megatron_lm_plugin": _NO_ENGINE,
-    "fsdp_plugin": _NO_STEP,
-    "torch_tp_plugin": _NO_STEP,
-    "parallelism_config": _NO_STEP,
     "dynamo_backend": "torch.compile has no step yet. Way out: `model = torch.compile(model)` before `prepare`",
     "dynamo_plugin": "torch.compile has no step yet. Way out: `model = torch.compile(model)` before `prepare`",
 }
 """Constructor argument to the reason why it cannot be honoured and what to do instead."""
 
 SETTINGS: dict[str, str] = {
-    "use_fsdp": "fsdp_plugin",
     "use_deepspeed": "deepspeed_plugin",
     "use_megatron_lm": "megatron_lm_plugin",
-    "use_parallelism_config": "parallelism_config",
     "dynamo_backend": "dynamo_backend",
 }
 """Setting by which a launcher asks for the same to the constructor argument."""
@@ -38,9 +32,7 @@ MEMBERS: dict[str, str] = {
     "fp8_backend": "accel-precision",
     "lomo_backward": "accel-parallel",
     "maybe_context_parallel": "accel-parallel",
-    "parallelism_config": "accel-parallel",
     "profile": "accel-tracking",
-    "torch_device_mesh": "accel-parallel",
     "verify_device_map": "accel-parallel",
 }
 """Members that the peer's Accelerator has and this one does not have yet, and the package that will bring each."""

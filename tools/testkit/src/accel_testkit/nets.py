@@ -18,7 +18,7 @@ class Block(nn.Module):
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.head_width = heads, width // heads
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.query, self.value = nn.Linear(width, width), nn.Linear(width, width)
         self.key = nn.Linear(width, width, bias=False)
@@ -29,7 +29,8 @@ class Block(nn.Module):
     def forward(self, x_btd: Tensor) -> Tensor:
         y_btd = self.norm1(x_btd)
         q_bhtk, k_bhtk, v_bhtk = (
-            layer(y_btd).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in (self.query, self.key, self.value)
+            layer(y_btd).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
         )
         a_bhtk = F.scaled_dot_product_attention(q_bhtk, k_bhtk, v_bhtk, is_causal=True)
         x_btd = x_btd + self.dropout(self.out(a_bhtk.transpose(1, 2).flatten(2)))
@@ -74,3 +75,31 @@ class TinyTransformer(nn.Module):
 def next_token_loss(logits_btv: Tensor, tokens_bt: Tensor) -> Tensor:
     """The mean cross entropy of each position's guess of the next token."""
     return F.cross_entropy(logits_btv[:, :-1].flatten(0, 1), tokens_bt[:, 1:].flatten())
+
+
+TP_PLAN = {
+    "embedding": "embedding_rowwise",
+    "blocks.*.query": "colwise",
+    "blocks.*.key": "colwise",
+    "blocks.*.value": "colwise",
+    "blocks.*.out": "rowwise",
+    "blocks.*.up": "colwise",
+    "blocks.*.down": "rowwise",
+    "logits": "colwise_rep",
+}
+"""How the transformer's matrices are shared in tensor parallelism."""
+
+TP_SEQUENCE_PLAN = {
+    "embedding": "embedding_sequence",
+    "position": "position_sequence",
+    "blocks.*.norm?": "sequence_parallel",
+    "blocks.*.query": "colwise_sequence",
+    "blocks.*.key": "colwise_sequence",
+    "blocks.*.value": "colwise_sequence",
+    "blocks.*.out": "rowwise_sequence",
+    "blocks.*.up": "colwise_sequence",
+    "blocks.*.down": "rowwise_sequence",
+    "norm": "sequence_parallel",
+    "logits": "colwise_rep_sequence",
+}
+"""The same with activations shared along the sequence between the matrices."""

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 from accel_parallel import clipping
 from accel_parallel.engines.base import Prepared
+from accel_parallel.meshes import data_parallel_size
 from accel_parallel.optimizer import AcceleratedOptimizer, Scaler
 from accel_parallel.plan import Plan, PlanContext
+from accel_parallel.repointing import Replacements
 from accel_parallel.scheduler import AcceleratedScheduler, Unit
 from accel_parallel.sync import no_sync
-from accel_parallel.unwrap import extract_model_from_parallel
+from accel_parallel.unwrap import extract_model_from_parallel, inside_compiled
 from accel_state import GradientState
 from accel_state.protocols import Stateful
 
@@ -47,6 +51,8 @@ class NativeEngine:
         self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
         self.split_batches, self.scheduler_unit = split_batches, scheduler_unit
         self.optimizers: list[AcceleratedOptimizer] = []
+        self._replacements = Replacements()
+        self._flat_models: weakref.WeakSet[FullyShardedDataParallel] = weakref.WeakSet()
 
     # ---- preparing
 
@@ -58,18 +64,34 @@ class NativeEngine:
         """
         for model in objects.models:
             self.plan.validate(model, self.context)
-        models = tuple(self.plan.apply(model, self.context) for model in objects.models)
+        models = tuple(self.prepare_model(model) for model in objects.models)
         optimizers = tuple(self.prepare_optimizer(optimizer) for optimizer in objects.optimizers)
         schedulers = tuple(self.prepare_scheduler(scheduler) for scheduler in objects.schedulers)
         return Prepared(models=models, optimizers=optimizers, schedulers=schedulers)
 
+    def prepare_model(self, model: nn.Module, plan: Plan | None = None) -> nn.Module:
+        """The model by the engine's plan, or another one. Which parameters were replaced is noted for optimizers."""
+        chosen = self.plan if plan is None else plan
+        prepared = self._replacements.follow(model, lambda: chosen.apply(model, self.context))
+        inner = inside_compiled(prepared)
+        if isinstance(inner, FullyShardedDataParallel):
+            self._flat_models.add(inner)
+        return prepared
+
     def prepare_optimizer(self, optimizer: Any, device_placement: bool = True) -> AcceleratedOptimizer:
-        """The wrapped optimizer, one for each inner one and bound to this run; that of another run is wrapped anew."""
+        """The wrapped optimizer, one for each inner one and bound to this run; that of another run is wrapped anew.
+
+        One that was made before its model was sharded trains the parameters that took the old ones' place.
+
+        Raises:
+            PlanError: it cannot be made to.
+        """
         wrapped = optimizer if isinstance(optimizer, AcceleratedOptimizer) else None
         inner = optimizer if wrapped is None else wrapped.optimizer
         for known in self.optimizers:
             if known.optimizer is inner:
                 return known
+        self._replacements.repoint(inner)
         if wrapped is None or wrapped.gradient_state is not self.gradient_state:
             wrapped = AcceleratedOptimizer(inner, device_placement, self.scaler, gradient_state=self.gradient_state)
         self.optimizers.append(wrapped)
@@ -95,7 +117,7 @@ class NativeEngine:
             self.step_scheduler_with_optimizer,
             self.split_batches,
             per=per or self.scheduler_unit,
-            num_processes=self.context.world_size,
+            num_processes=data_parallel_size(self.context),
             gradient_state=self.gradient_state,
         )
 
@@ -148,12 +170,20 @@ class NativeEngine:
         Inside an accumulation window nothing is changed.
 
         Returns:
-            The norm before clipping; inside a window that of what this rank has accumulated so far.
+            The norm before clipping; inside a window that of what this rank has accumulated so far. What models that
+            are sharded by `fully_shard` accumulate without reducing lies inside them and does not count before.
+
+        Raises:
+            PlanError: a part of the parameters of a model under FSDP version 1.
         """
         parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         if not self.gradient_state.sync_gradients:
             return self._norm_so_far(parameters, norm_type)
         self._unscale_owners(parameters)
+        flat = clipping.flat_model_of(parameters, self._flat_models)
+        if flat is not None:
+            flat_norm: Tensor = flat.clip_grad_norm_(max_norm, norm_type)
+            return flat_norm
         return clipping.clip_grad_norm_(parameters, max_norm, norm_type)
 
     def clip_grad_value_(self, parameters: Tensor | Iterable[Tensor], clip_value: float) -> None:

@@ -40,7 +40,10 @@ class Single:
 
     def apply(self, model: nn.Module, context: PlanContext, /) -> nn.Module:
         """The same model, on `context.device` if it is to be moved."""
-        return model.to(context.device) if self.move else model
+        tensors = (*model.parameters(), *model.buffers())
+        if not self.move or all(tensor.device == context.device for tensor in tensors):
+            return model  # parameters that are shared already must not be replaced
+        return model.to(context.device)
 
     def describe(self, model: nn.Module | None, context: PlanContext, /) -> str:
         """Where to, and how much."""

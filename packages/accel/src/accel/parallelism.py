@@ -1,0 +1,133 @@
+"""Which mesh and which plugin a run has: from arguments, the environment, and nothing else."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import accel_data
+import accel_parallel
+from accel_state.errors import PlanError, SettingError
+from accel_state.settings import setting
+
+from .configuration import check_type
+
+if TYPE_CHECKING:
+    from accel_parallel import FullyShardedDataParallelPlugin, ParallelismConfig
+    from accel_state import AcceleratorState
+
+_NOT_YET = {
+    "pp": "pipelines have no step yet. Way out: torch.distributed.pipelining by hand, or pp_size=1",
+    "cp": "context parallelism has no step yet. Way out: cp_size=1, and tp_size or dp_shard_size for memory",
+    "sp": "sequence parallelism has no step yet. Way out: sp_size=1, and tp_size or dp_shard_size for memory",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What was asked for.
+
+    Args:
+        config: the mesh; None means all ranks on one data axis.
+        fsdp: how parameters are shared; None where they are not.
+    """
+
+    config: ParallelismConfig | None
+    fsdp: FullyShardedDataParallelPlugin | None
+
+
+def choose(fsdp_plugin: Any, torch_tp_plugin: Any, parallelism_config: Any, mixed_precision: str) -> Choice:
+    """The mesh and the plugin, from arguments or, where there is none, the launcher's variables.
+
+    Args:
+        mixed_precision: as resolved; FSDP computes in it unless its plugin says otherwise.
+
+    Raises:
+        SettingError: an object of another type, two that contradict each other, or an axis that has no step yet.
+    """
+    if fsdp_plugin is not None:
+        check_type("fsdp_plugin", fsdp_plugin, accel_parallel.FullyShardedDataParallelPlugin)
+    elif setting("use_fsdp"):
+        fsdp_plugin = accel_parallel.FullyShardedDataParallelPlugin()
+    if parallelism_config is not None:
+        check_type("parallelism_config", parallelism_config, accel_parallel.ParallelismConfig)
+    elif setting("use_parallelism_config"):
+        parallelism_config = accel_parallel.ParallelismConfig()
+    if torch_tp_plugin is not None:
+        check_type("torch_tp_plugin", torch_tp_plugin, accel_parallel.TorchTensorParallelPlugin)
+        parallelism_config = _from_tp_plugin(torch_tp_plugin.tp_size, parallelism_config)
+    if parallelism_config is not None:
+        for axis, reason in _NOT_YET.items():
+            if parallelism_config.sizes[axis] > 1:
+                raise SettingError(f"parallelism_config with {axis}_size={parallelism_config.sizes[axis]}: {reason}")
+        fsdp_plugin = _with_sharding(fsdp_plugin, parallelism_config)
+    if fsdp_plugin is not None and mixed_precision in ("fp16", "bf16") and fsdp_plugin.mixed_precision_policy is None:
+        fsdp_plugin = _computing_in(fsdp_plugin, mixed_precision)
+    return Choice(config=parallelism_config, fsdp=fsdp_plugin)
+
+
+def _computing_in(plugin: FullyShardedDataParallelPlugin, precision: str) -> FullyShardedDataParallelPlugin:
+    """A copy that computes and reduces in this precision; what leaves the model is converted by the autocast step."""
+    plugin = copy.copy(plugin)
+    plugin.set_mixed_precision(precision)
+    if plugin.fsdp_version == 2:
+        plugin.mixed_precision_policy = dataclasses.replace(plugin.mixed_precision_policy, output_dtype=None)
+    return plugin
+
+
+def build_mesh(config: ParallelismConfig | None, state: AcceleratorState) -> Any:
+    """The mesh over this run's ranks, or None without a configuration.
+
+    Raises:
+        PlanError: the sizes do not fit the number of ranks.
+    """
+    if config is None:
+        return None
+    complaints = config.check(state.num_processes)
+    if complaints:
+        raise PlanError("parallelism_config does not fit this run: " + " ".join(complaints))
+    return config.get_device_mesh(state.device.type) if config.total_size > 1 else None
+
+
+def repeats_samples(state: AcceleratorState) -> bool:
+    """Whether a lower rank works on the same samples as this one."""
+    if state.device_mesh is None:
+        return False
+    return accel_data.data_place(state.device_mesh, state.process_index).is_copy(state.process_index)
+
+
+def _from_tp_plugin(tp_size: int, config: Any) -> Any:
+    warnings.warn(
+        f"Accelerator(torch_tp_plugin=...) is deprecated: pass parallelism_config=ParallelismConfig(tp_size={tp_size})",
+        FutureWarning,
+        stacklevel=4,
+    )
+    if config is None:
+        return accel_parallel.ParallelismConfig(tp_size=tp_size)
+    if config.tp_size != tp_size:
+        raise SettingError(
+            f"torch_tp_plugin with tp_size={tp_size} contradicts parallelism_config with tp_size={config.tp_size}: "
+            "give parallelism_config alone"
+        )
+    return config
+
+
+def _with_sharding(plugin: Any, config: Any) -> Any:
+    """The plugin where the mesh shares parameters; replicas of a model that tp shares are made by `fully_shard` too."""
+    needed = config.dp_shard_enabled or (config.dp_replicate_enabled and config.tp_enabled)
+    if plugin is not None and plugin.fsdp_version != 2:
+        raise SettingError(
+            f"fsdp_plugin with fsdp_version={plugin.fsdp_version} cannot follow a parallelism_config: use "
+            "FullyShardedDataParallelPlugin(fsdp_version=2), or leave parallelism_config out"
+        )
+    if plugin is None and needed:
+        return accel_parallel.FullyShardedDataParallelPlugin(fsdp_version=2)
+    if plugin is not None and not needed and config.total_size > 1:
+        raise SettingError(
+            "fsdp_plugin has nothing to share parameters over: parallelism_config has dp_shard_size=1. Set "
+            "dp_shard_size, or leave fsdp_plugin out"
+        )
+    return plugin

@@ -1,0 +1,158 @@
+"""How the Accelerator chooses mesh and plugin, and that its models, loaders and schedules follow."""
+
+import pytest
+
+from accel import Accelerator
+from accel_parallel import FullyShardedDataParallelPlugin, ParallelismConfig, TorchTensorParallelPlugin
+from accel_state.errors import PlanError, SettingError
+
+
+@pytest.mark.parametrize("argument", ["fsdp_plugin", "torch_tp_plugin", "parallelism_config"])
+def test_objects_of_another_type_are_refused(argument):
+    with pytest.raises(SettingError, match=rf"{argument}='yes' is a str: give a"):
+        Accelerator(cpu=True, **{argument: "yes"})
+
+
+def test_one_process_fits_a_plan_of_one_and_no_other():
+    assert Accelerator(cpu=True, parallelism_config=ParallelismConfig()).torch_device_mesh is None
+    with pytest.raises(PlanError, match=r"does not fit this run.*2 \(tp\) = 2 ranks, and there is 1"):
+        Accelerator(cpu=True, parallelism_config=ParallelismConfig(tp_size=2))
+
+
+@pytest.mark.parametrize("axis", ["pp", "cp", "sp"])
+def test_axes_without_a_step_are_refused_with_a_way_out(axis):
+    with pytest.raises(SettingError, match=rf"{axis}_size=2: .* no step yet. Way out"):
+        Accelerator(cpu=True, parallelism_config=ParallelismConfig(**{f"{axis}_size": 2}))
+
+
+def test_fsdp_on_one_process_without_a_group_is_refused_not_ignored():
+    import torch
+
+    accelerator = Accelerator(cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2))
+    with pytest.raises(PlanError, match="no process group to shard over"):
+        accelerator.prepare(torch.nn.Linear(1, 1))
+
+
+def test_contradictions_are_refused():
+    config = ParallelismConfig(dp_shard_size=2)
+    with pytest.raises(SettingError, match="fsdp_version=1 cannot follow a parallelism_config"):
+        Accelerator(cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin(), parallelism_config=config)
+    with pytest.raises(SettingError, match="nothing to share parameters over"):
+        Accelerator(
+            cpu=True,
+            fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2),
+            parallelism_config=ParallelismConfig(tp_size=2),
+        )
+    with (
+        pytest.warns(FutureWarning, match="torch_tp_plugin=...\\) is deprecated"),
+        pytest.raises(SettingError, match="tp_size=4 contradicts parallelism_config with tp_size=2"),
+    ):
+        Accelerator(
+            cpu=True,
+            torch_tp_plugin=TorchTensorParallelPlugin(tp_size=4),
+            parallelism_config=ParallelismConfig(tp_size=2),
+        )
+
+
+def test_the_launchers_variables_give_what_the_arguments_give(ranks):
+    def body(variables):
+        import os
+
+        from accel import Accelerator
+
+        os.environ.update(variables)
+
+        accelerator = Accelerator(cpu=True)
+        plugin = accelerator.state.fsdp_plugin
+        return (
+            accelerator.distributed_type.value,
+            accelerator.is_fsdp2,
+            None if plugin is None else plugin.reshard_after_forward,
+            accelerator.parallelism_config and accelerator.parallelism_config.sizes["dp_shard"],
+            accelerator.torch_device_mesh and accelerator.torch_device_mesh.mesh_dim_names,
+        )
+
+    variables = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_FORWARD": "false"}
+    assert ranks(body, 2, variables) == [("FSDP", True, False, None, None)] * 2
+    variables |= {"ACCELERATE_USE_PARALLELISM_CONFIG": "true", "PARALLELISM_CONFIG_DP_SHARD_SIZE": "2"}
+    assert ranks(body, 2, variables) == [("FSDP", True, False, 2, ("dp_shard",))] * 2
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_a_sharded_model_trains_as_one_on_one_device(ranks, version, precision):
+    def body(version, precision):
+        import torch
+
+        from accel import Accelerator
+        from accel_parallel import FullyShardedDataParallelPlugin
+        from accel_testkit.nets import next_token_loss
+        from accel_testkit.training import tied_net, tokens
+
+        plugin = None
+        if version is not None:
+            plugin = FullyShardedDataParallelPlugin(fsdp_version=version, auto_wrap_policy="TRANSFORMER_BASED_WRAP")
+        accelerator = Accelerator(cpu=True, fsdp_plugin=plugin, mixed_precision=precision)
+        model = tied_net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        optimizer, model = accelerator.prepare(optimizer, model)
+        assert accelerator.prepare(model) is model
+        for batch in tokens():
+            mine = batch.chunk(accelerator.num_processes)[accelerator.process_index]
+            loss = next_token_loss(model(mine), mine)
+            accelerator.backward(loss)
+            accelerator.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+        assert loss.dtype is torch.float32
+        return accelerator.get_state_dict(model)
+
+    (want,) = ranks(body, 1, None, precision)
+    got, elsewhere = ranks(body, 2, version, precision)
+    assert elsewhere == {}
+    bound = 1e-6 if precision == "no" else 5e-3
+    assert got.keys() == want.keys()
+    for name, value in want.items():
+        assert (got[name] - value).abs().max() < bound, name
+
+
+def test_objects_cannot_stay_elsewhere_under_fsdp(ranks):
+    def body():
+        import torch
+
+        from accel import Accelerator
+        from accel_parallel import FullyShardedDataParallelPlugin
+
+        accelerator = Accelerator(cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2))
+        try:
+            accelerator.prepare(torch.nn.Linear(1, 1), device_placement=[False])
+        except ValueError as error:
+            return str(error)
+
+    assert all("not possible under FSDP" in text for text in ranks(body, 2))
+
+
+@pytest.mark.parametrize("sizes", [{"tp_size": 2}, {"dp_shard_size": 2, "tp_size": 2}])
+def test_a_tensor_parallel_model_trains_by_the_handlers_plan(ranks, sizes):
+    def body(sizes):
+        import torch
+
+        from accel import Accelerator
+        from accel_parallel import ParallelismConfig, TorchTensorParallelConfig
+        from accel_testkit.nets import TP_PLAN
+        from accel_testkit.training import tied_net, tokens, train
+
+        config = ParallelismConfig(**sizes, tp_handler=TorchTensorParallelConfig(plan=TP_PLAN))
+        accelerator = Accelerator(cpu=True, parallelism_config=config)
+        model = tied_net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        model, optimizer = accelerator.prepare(model, optimizer)
+        parts = config.data_parallel_size
+        mine = [batch.chunk(parts)[accelerator.process_index // 2] for batch in tokens()]
+        return train(model, optimizer, mine, accelerator.clip_grad_norm_)
+
+    from accel_testkit.training import single_truth
+
+    want, _ = single_truth()
+    for norms in ranks(body, 2 * sizes.get("dp_shard_size", 1), sizes):
+        assert norms == pytest.approx(want, rel=1e-5)
