@@ -93,6 +93,11 @@ def flush_file(path: Path) -> None:
         os.close(fd)
 
 
+def rename_into_place(source: Path, target: Path) -> None:
+    """Give a flushed file its name at one instant, over one that has it."""
+    os.replace(source, target)  # noqa: PTH105 - one system call
+
+
 def flush_directory(path: Path) -> None:
     """Make a directory's entries durable. Windows has no such call; its renames are journalled by the file system."""
     if sys.platform == "win32":
