@@ -15,6 +15,7 @@ from torch import Tensor
 
 from accel_state.errors import CheckpointError
 
+from .buffers import CopyBuffers
 from .codec import Codec
 from .commit import Staging, commit, discard, open_staging, real_directory
 from .crew import collect, enlist, report
@@ -25,14 +26,13 @@ from .names import MANIFEST_NAME, OWNER_NAME
 from .owner import Claim
 from .ranks import World, current_world, from_main, reason_of, together
 from .snapshot import (
-    CopyBuffers,
     Snapshot,
     manifest_entries,
     take_snapshot,
     write_generators,
     write_snapshot,
 )
-from .tensors import write_tensors
+from .tensors import write_tensor_files
 
 logger = logging.getLogger("accel_ckpt")
 BeforeWrite = Callable[[Path], Mapping[str, Mapping[str, Any] | None]]
@@ -205,7 +205,7 @@ def _contribute(save: _Save, copies: Mapping[str, Mapping[str, Tensor]], lock: C
     """Write this rank's part in the background and report to rank 0."""
     written: dict[str, FileEntry] = {}
     try:
-        written = {file: write_tensors(save.path / file, parts) for file, parts in copies.items()}
+        written = write_tensor_files(save.path, copies)
     except Exception as error:  # noqa: BLE001 - reported, and raised by wait()
         failure.append(error)
     try:

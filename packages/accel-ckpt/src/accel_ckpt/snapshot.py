@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from accel_state.errors import CheckpointError
@@ -22,7 +21,7 @@ from .names import STATE_NAME, model_file, optimizer_file, rng_file
 from .objects import Captured, capture_stateful, check_models, check_objects, kind_of
 from .optimizers import capture_optimizer, parameter_names
 from .ranks import World
-from .tensors import write_tensors
+from .tensors import write_tensor_files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +116,7 @@ def write_snapshot(
     Args:
         tensors: file -> key -> memory, see `Plan.tensors_of`.
     """
-    written = {file: write_tensors(path / file, parts) for file, parts in tensors.items()}
+    written = write_tensor_files(path, tensors)
     if world.is_main:
         trees = {name: captured.tree for name, captured in snapshot.objects.items()}
         written[STATE_NAME] = write_file(path / STATE_NAME, [dump_json(trees).encode()])
@@ -144,30 +143,3 @@ def manifest_entries(snapshot: Snapshot, plan: Plan) -> dict[str, ObjectEntry]:
         )
         for name, captured in snapshot.objects.items()
     }
-
-
-class CopyBuffers:
-    """Host memory for private copies of tensors, kept from one save to the next.
-
-    The first copy pays for fresh pages, later ones only for copying. Holds one copy, on each rank of what it writes.
-    """
-
-    def __init__(self) -> None:
-        self._buffers: dict[tuple[str, str], Tensor] = {}
-
-    def private(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
-        """Copies, good until the next call."""
-        used: dict[tuple[str, str], Tensor] = {}
-        copies = {
-            file: {key: self._copy(used, (file, key), tensor) for key, tensor in parts.items()}
-            for file, parts in tensors.items()
-        }
-        self._buffers = used
-        return copies
-
-    def _copy(self, used: dict[tuple[str, str], Tensor], key: tuple[str, str], tensor: Tensor) -> Tensor:
-        buffer = self._buffers.get(key)
-        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
-            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-        used[key] = buffer.copy_(tensor)
-        return buffer

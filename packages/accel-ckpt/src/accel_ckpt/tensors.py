@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from .boxes import Box, is_sharded, local_part
 from .durable import FileEntry, write_file
 from .names import unsharded
 
+# Below this, threads cost more than they bring.
+PARALLEL_BYTES = 1 << 24
 # What every safetensors release that we accept can name. Other types are stored as bytes with one more dim, and the
 # manifest says what they are.
 _NAMES: dict[torch.dtype, str] = {
@@ -134,7 +137,17 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    return write_file(path, _parts(text, [tensors[name] for name in order]))
+    return write_file(path, _parts(text, [tensors[name] for name in order]), 8 + len(text) + offset)
+
+
+def write_tensor_files(directory: Path, files: Mapping[str, Mapping[str, Tensor]]) -> dict[str, FileEntry]:
+    """Write several files, `write_tensors` each; large ones two at a time."""
+    total_bytes = sum(tensor.nbytes for tensors in files.values() for tensor in tensors.values())
+    if total_bytes < PARALLEL_BYTES or len(files) < 2:
+        return {file: write_tensors(directory / file, tensors) for file, tensors in files.items()}
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        entries = pool.map(lambda item: write_tensors(directory / item[0], item[1]), files.items())
+        return dict(zip(files, entries, strict=True))
 
 
 def _parts(header: bytes, tensors: list[Tensor]) -> Iterator[bytes | memoryview]:
