@@ -9,10 +9,11 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
+from accel_ckpt.boxes import whole_box
 from accel_ckpt.durable import FileEntry
 from accel_ckpt.manifest import Manifest, ObjectEntry, dump_manifest, read_manifest
 from accel_ckpt.names import FORMAT_VERSION
-from accel_ckpt.tensors import TensorEntry
+from accel_ckpt.tensors import Piece, TensorEntry
 from accel_state.errors import CheckpointCorruptError, CheckpointError
 
 FILE = FileEntry(size_bytes=3, xxh3_128="00")
@@ -20,7 +21,11 @@ names = st.text(st.characters(blacklist_characters="/\\:\0"), min_size=1).filter
 
 
 def manifest(**changes) -> Manifest:
-    tensors = {"weight": TensorEntry(file="model.safetensors", dtype="float32", shape=(2, 3))}
+    tensors = {
+        "weight": TensorEntry(
+            dtype="float32", shape=(2, 3), pieces=(Piece(file="model.safetensors", box=whole_box((2, 3))),)
+        )
+    }
     fields = {
         "step": 7,
         "seed": None,

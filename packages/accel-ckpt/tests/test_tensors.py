@@ -10,13 +10,17 @@ from safetensors.torch import load_file
 from torch.nn.parameter import UninitializedParameter
 
 from accel_ckpt.durable import hash_file
-from accel_ckpt.tensors import DTYPES, check_storable, describe, read_tensors, write_tensors
+from accel_ckpt.tensors import DTYPES, check_storable, dtype_name, read_tensors, write_tensors
 from accel_state.errors import CheckpointCorruptError, CheckpointError
 
 
 def random_bytes(dtype: torch.dtype, count: int) -> torch.Tensor:
     raw = torch.randint(0, 2 if dtype is torch.bool else 256, (count * dtype.itemsize,), dtype=torch.uint8)
     return raw.view(dtype)
+
+
+def described(tensor: torch.Tensor) -> tuple[str, tuple[int, ...]]:
+    return dtype_name(tensor), tuple(tensor.shape)
 
 
 def as_bytes(tensor: torch.Tensor) -> list[int]:
@@ -30,7 +34,7 @@ def test_every_dtype_comes_back_bit_for_bit(tmp_path, dtype, shape):
     tensor = random_bytes(dtype, torch.Size(shape).numel()).reshape(shape)
     given = {"x": tensor, "odd": odd}
     write_tensors(tmp_path / "f", given)
-    back = read_tensors(tmp_path / "f", {name: describe(t, "f") for name, t in given.items()})
+    back = read_tensors(tmp_path / "f", {name: described(t) for name, t in given.items()})
     assert back["x"].dtype == dtype
     assert back["x"].shape == tensor.shape
     assert as_bytes(back["x"]) == as_bytes(tensor)
@@ -54,7 +58,7 @@ def test_conjugate_and_negative_views_are_resolved(tmp_path):
     base = torch.tensor([1 + 2j, 3 - 1j])
     given = {"conj": base.conj(), "neg": base.conj().imag}
     write_tensors(tmp_path / "f", given)
-    back = read_tensors(tmp_path / "f", {name: describe(t, "f") for name, t in given.items()})
+    back = read_tensors(tmp_path / "f", {name: described(t) for name, t in given.items()})
     assert back["conj"].tolist() == [1 - 2j, 3 + 1j]
     assert back["neg"].tolist() == [-2, 1]
 
@@ -95,13 +99,13 @@ def test_headers_that_lie_are_found_out(tmp_path, change):
     write_tensors(tmp_path / "f", given)
     lie(tmp_path / "f", change)
     with pytest.raises(CheckpointCorruptError, match="f"):
-        read_tensors(tmp_path / "f", {"x": describe(given["x"], "f")})
+        read_tensors(tmp_path / "f", {"x": described(given["x"])})
 
 
 def test_byte_forms_with_a_wrong_size_are_found_out(tmp_path):
     write_tensors(tmp_path / "f", {"x": torch.zeros(5, dtype=torch.uint8)})
     with pytest.raises(CheckpointCorruptError, match="has 5 bytes"):
-        read_tensors(tmp_path / "f", {"x": describe(torch.zeros(1, dtype=torch.complex64), "f")})
+        read_tensors(tmp_path / "f", {"x": described(torch.zeros(1, dtype=torch.complex64))})
 
 
 def test_a_lazy_parameter_cannot_be_stored():

@@ -225,7 +225,7 @@ def test_saves_in_the_background_reuse_their_memory(tmp_path):
     addresses = []
     for name in ("a", "b"):
         run.accelerator.save_state(tmp_path / name, blocking=False).wait()
-        buffers = run.accelerator.copy_buffers._buffers
-        addresses.append({key: buffer.data_ptr() for key, buffer in buffers.items()})
+        copies = run.accelerator.copy_buffers._copies
+        addresses.append({(file, key): t.data_ptr() for file, parts in copies.items() for key, t in parts.items()})
     assert addresses[0] == addresses[1]
     assert len(addresses[0]) > 5

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from accel_state.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from .buffers import CopyBuffers as CopyBuffers
     from .checkpointer import Checkpointer as Checkpointer
     from .checkpointer import list_checkpoints as list_checkpoints
     from .codec import Codec as Codec
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from .saving import SaveHandle as SaveHandle
     from .saving import save_checkpoint as save_checkpoint
     from .saving import save_in_background as save_in_background
-    from .snapshot import CopyBuffers as CopyBuffers
     from .weights import clean_state_dict_for_safetensors as clean_state_dict_for_safetensors
     from .weights import load as load
     from .weights import load_custom_state as load_custom_state
@@ -56,7 +56,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "checkpointer": ["Checkpointer", "list_checkpoints"],
         "retention": ["CheckpointInfo", "Keep", "best", "every", "latest"],
         "saving": ["SaveHandle", "save_checkpoint", "save_in_background"],
-        "snapshot": ["CopyBuffers"],
+        "buffers": ["CopyBuffers"],
         "loading": ["LoadedCheckpoint", "load_checkpoint", "verify_checkpoint"],
         "manifest": ["Manifest"],
         "commit": ["remove_checkpoint"],

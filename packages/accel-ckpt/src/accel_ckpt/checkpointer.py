@@ -11,6 +11,7 @@ from typing import Any
 
 from accel_state.errors import CheckpointCorruptError, CheckpointError, CheckpointNotFoundError
 
+from .buffers import CopyBuffers
 from .codec import Codec
 from .commit import real_directory, remove_checkpoint
 from .loading import load_checkpoint
@@ -18,7 +19,6 @@ from .manifest import manifest_path, read_manifest
 from .ranks import current_world, from_main
 from .retention import CheckpointInfo, Keep
 from .saving import BeforeWrite, SaveHandle, save_checkpoint, save_in_background
-from .snapshot import CopyBuffers
 
 
 class Checkpointer:

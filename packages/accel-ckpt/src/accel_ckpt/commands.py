@@ -85,7 +85,8 @@ def _inspect(arguments: argparse.Namespace) -> int:
     for name, entry in manifest.objects.items():
         print(f"{name}: {entry.kind} {entry.type}, {len(entry.tensors)} tensors")
         for key, tensor in entry.tensors.items():
-            print(f"  {key}: {tensor.dtype} {list(tensor.shape)} in {tensor.file}")
+            pieces = f", {len(tensor.pieces)} pieces" if len(tensor.pieces) > 1 else ""
+            print(f"  {key}: {tensor.dtype} {list(tensor.shape)} in {tensor.file}{pieces}")
         for alias, first in entry.aliases.items():
             print(f"  {alias}: tied to {first}")
     for name, file in manifest.files.items():

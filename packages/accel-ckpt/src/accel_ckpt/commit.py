@@ -25,6 +25,7 @@ from .names import JOURNAL_NAME, MANIFEST_NAME, OWNER_NAME, STAGING_MARK, TRASH_
 from .owner import Alive, Claim, claim, describe_owner, take_over
 
 _STAGING = re.compile(rf"\..+{re.escape(STAGING_MARK)}[0-9a-f]{{16}}")
+_REMOVAL_ATTEMPTS = 5
 _TRASH = re.compile(rf"\..+{re.escape(TRASH_MARK)}[0-9a-f]{{16}}")
 
 
@@ -256,8 +257,20 @@ def _owner_is_alive_else_remove(path: Path) -> bool:
 def _remove_staging(path: Path, claim: Claim | None) -> None:
     """Remove a staging directory, its owner file last, so that an interrupted removal can be completed.
 
-    Releases the claim in between: NFS keeps an open file's entry, and the directory would not be empty.
+    Releases the claim in between: NFS keeps an open file's entry, and the directory would not be empty. Another rank of
+    the dead save may still be writing, and begin a file meanwhile: once the directory is gone, it cannot.
     """
+    for _ in range(_REMOVAL_ATTEMPTS):
+        _empty_staging(path)
+        _unlink(path / OWNER_NAME)
+        if claim is not None:
+            claim.release()
+        _rmdir_if_empty(path)
+        if not path.exists():
+            return
+
+
+def _empty_staging(path: Path) -> None:
     for directory, names, files in os.walk(path, topdown=False):
         for name in files:
             if Path(directory) != path or name != OWNER_NAME:
@@ -267,10 +280,6 @@ def _remove_staging(path: Path, claim: Claim | None) -> None:
                 _unlink(Path(directory, name))
             else:
                 os.rmdir(Path(directory, name))  # noqa: PTH106
-    _unlink(path / OWNER_NAME)
-    if claim is not None:
-        claim.release()
-    _rmdir_if_empty(path)
 
 
 def remove_checkpoint(directory: Path) -> None:

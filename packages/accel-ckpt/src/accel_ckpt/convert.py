@@ -19,7 +19,8 @@ from .durable import flush_file, os_reason, read_json_bytes
 from .loading import verify_checkpoint
 from .manifest import Manifest, data_path
 from .names import OPTIMIZER_NAME, RNG_STATE_NAME, SAFE_MODEL_NAME, SCALER_NAME, SCHEDULER_NAME, STATE_NAME, rng_file
-from .tensors import TensorEntry, read_tensors, write_tensors
+from .stored import open_tensors
+from .tensors import write_tensors
 
 _OURS = ("accelerator", "trackers")
 
@@ -87,13 +88,7 @@ def _write_all(new: Path, path: Path, manifest: Manifest, trees: Mapping[str, An
 
 
 def _tensors_of(path: Path, manifest: Manifest, name: str) -> dict[str, Tensor]:
-    by_file: dict[str, dict[str, TensorEntry]] = {}
-    for entry in manifest.objects.values():
-        for key, tensor in entry.tensors.items():
-            by_file.setdefault(tensor.file, {})[key] = tensor
-    own = manifest.objects[name].tensors
-    read = {file: read_tensors(data_path(path, file), by_file[file]) for file in {t.file for t in own.values()}}
-    return {key: read[tensor.file][key] for key, tensor in own.items()}
+    return {key: stored.whole() for key, stored in open_tensors(path, manifest, [name])[name].items()}
 
 
 def _file_of(counts: dict[str, int], kind: str, state: Any) -> str:

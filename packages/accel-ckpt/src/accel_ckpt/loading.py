@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from accel_state.errors import CheckpointCorruptError, CheckpointError, CheckpointMismatchError, CheckpointNotFoundError
 
 from .codec import Codec, decode, load_json
@@ -25,7 +23,7 @@ from .names import JOURNAL_NAME, MANIFEST_NAME, STAGING_MARK, STATE_NAME, rng_fi
 from .objects import check_models, check_objects, compare_stateful, kind_of, load_stateful
 from .optimizers import compare_optimizer, load_optimizer, parameter_names
 from .ranks import World, current_world, from_main, together
-from .tensors import TensorEntry, read_tensors
+from .stored import Stored, open_tensors
 
 logger = logging.getLogger("accel_ckpt")
 _MAX_LISTED = 20
@@ -60,7 +58,7 @@ class _Opened:
     directory: Path
     manifest: Manifest
     trees: Mapping[str, Any]
-    tensors: Mapping[str, Mapping[str, Tensor]]
+    tensors: Mapping[str, Mapping[str, Stored]]
 
 
 @dataclass(frozen=True)
@@ -180,11 +178,8 @@ def require_checkpoint(directory: Path) -> Path:
     )
 
 
-def verify_checkpoint(directory: str | os.PathLike[str], *, sizes_only: bool = False) -> Manifest:
+def verify_checkpoint(directory: str | os.PathLike[str]) -> Manifest:
     """Check that every file of a checkpoint is there, of its size, and unaltered. Changes nothing, needs no rank.
-
-    Args:
-        sizes_only: leave the checksums to another process.
 
     Raises:
         CheckpointNotFoundError: no committed checkpoint there.
@@ -192,16 +187,27 @@ def verify_checkpoint(directory: str | os.PathLike[str], *, sizes_only: bool = F
 
     Cost: reads all files once.
     """
-    path = real_directory(directory)
+    return _verify(real_directory(directory), part=0, parts=1)
+
+
+def _verify(path: Path, *, part: int, parts: int) -> Manifest:
+    """The same for one of several processes that share the checksums, each file's by one of them."""
     manifest = read_manifest(require_checkpoint(path))
+    largest_first = sorted(manifest.files, key=lambda name: -manifest.files[name].size_bytes)
+    left_to_others = {name for i, name in enumerate(largest_first) if i % parts != part}
     with ThreadPoolExecutor(max_workers=4) as pool:
-        found = list(pool.map(lambda item: _problem(path, item[0], item[1], sizes_only), manifest.files.items()))
+        found = list(
+            pool.map(
+                lambda item: _problem(path, item[0], item[1], sizes_only=item[0] in left_to_others),
+                manifest.files.items(),
+            )
+        )
     if problems := [problem for problem in found if problem]:
         raise CheckpointCorruptError(f"{path} is damaged: {'; '.join(problems)}")
     return manifest
 
 
-def _problem(directory: Path, name: str, entry: FileEntry, sizes_only: bool) -> str | None:
+def _problem(directory: Path, name: str, entry: FileEntry, *, sizes_only: bool) -> str | None:
     path = data_path(directory, name)
     try:
         if not Path(os.path.realpath(path)).is_relative_to(directory) or path.is_symlink():
@@ -225,7 +231,7 @@ def _open_settled(path: Path, world: World, objects: Mapping[str, Any]) -> _Open
         time.sleep(0.05 * attempt)
         before, was_moving = _identity(path), (path / JOURNAL_NAME).is_dir()
         try:
-            manifest = verify_checkpoint(path, sizes_only=not world.is_local_main)
+            manifest = _verify(path, part=world.local_rank, parts=world.local_size)
             return _open(path, manifest, objects)
         except (CheckpointCorruptError, OSError) as error:
             last = error if _identity(path) == before else None
@@ -249,17 +255,7 @@ def _open(path: Path, manifest: Manifest, objects: Mapping[str, Any]) -> _Opened
     trees = load_json(read_json_bytes(state), str(state))
     if not isinstance(trees, dict) or trees.keys() != manifest.objects.keys():
         raise CheckpointCorruptError(f"{state} does not hold the objects that the manifest lists")
-    by_file: dict[str, dict[str, TensorEntry]] = {}
-    for entry in manifest.objects.values():
-        for key, tensor in entry.tensors.items():
-            by_file.setdefault(tensor.file, {})[key] = tensor
-    needed = {t.file for name in objects if name in manifest.objects for t in manifest.objects[name].tensors.values()}
-    read = {file: read_tensors(data_path(path, file), by_file[file]) for file in sorted(needed)}
-    tensors = {
-        name: {key: read[tensor.file][key] for key, tensor in manifest.objects[name].tensors.items()}
-        for name in objects
-        if name in manifest.objects
-    }
+    tensors = open_tensors(path, manifest, [name for name in objects if name in manifest.objects])
     return _Opened(path, manifest, trees, tensors)
 
 

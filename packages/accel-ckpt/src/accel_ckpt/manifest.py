@@ -9,7 +9,7 @@ import dataclasses
 import json
 import math
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath
@@ -20,10 +20,11 @@ import xxhash
 
 from accel_state.errors import CheckpointCorruptError, CheckpointError
 
+from .boxes import Box, overlap, whole_box
 from .codec import Encoder, decode, load_json
 from .durable import FileEntry, read_json_bytes
 from .names import FORMAT_NAME, FORMAT_VERSION, JOURNAL_NAME, MANIFEST_NAME, OWNER_NAME
-from .tensors import DTYPES, TensorEntry
+from .tensors import DTYPES, Piece, TensorEntry
 
 KINDS = ("model", "optimizer", "stateful")
 
@@ -85,9 +86,19 @@ def software_versions() -> dict[str, str]:
 def dump_manifest(manifest: Manifest) -> bytes:
     """The manifest's text, with the checksum of its body."""
     body = {"format": FORMAT_NAME, "format_version": FORMAT_VERSION, **dataclasses.asdict(manifest)}
+    for name, entry in manifest.objects.items():
+        body["objects"][name]["tensors"] = {key: _tensor_json(tensor) for key, tensor in entry.tensors.items()}
     body["metrics"] = Encoder(inline=True).encode(dict(manifest.metrics), "metrics")
     text = _canonical(body)
     return f'{{"xxh3_128":"{xxhash.xxh3_128_hexdigest(text.encode())}","manifest":{text}}}\n'.encode()
+
+
+def _tensor_json(entry: TensorEntry) -> dict[str, Any]:
+    """`file`, or for tensors in several pieces `pieces`: [file, offset, shape] each."""
+    what = {"dtype": entry.dtype, "shape": entry.shape}
+    if entry.is_whole:
+        return {"file": entry.pieces[0].file, **what}
+    return {**what, "pieces": [[piece.file, piece.box.offset, piece.box.shape] for piece in entry.pieces]}
 
 
 def _canonical(body: Any) -> str:
@@ -194,8 +205,8 @@ def _object_entry(entry: dict[str, Any], files: Mapping[str, FileEntry]) -> Obje
         raise ValueError(f"unknown kind of object {entry['kind']!r}")
     tensors = {key: _tensor_entry(tensor) for key, tensor in entry["tensors"].items()}
     for key, tensor in tensors.items():
-        if tensor.file not in files:
-            raise ValueError(f"tensor {key!r} lies in {tensor.file!r}, which is not among the files")
+        if strange := [piece.file for piece in tensor.pieces if piece.file not in files]:
+            raise ValueError(f"tensor {key!r} lies in {strange}, which are not among the files")
     aliases = _strings(entry["aliases"])
     if lost := set(aliases.values()) - tensors.keys():
         raise ValueError(f"aliases of {sorted(lost)}, which are not among the tensors")
@@ -214,7 +225,27 @@ def _tensor_entry(entry: dict[str, Any]) -> TensorEntry:
     shape = _shape(entry["shape"])
     if math.prod(shape) * DTYPES[entry["dtype"]].itemsize >= 1 << 63:
         raise ValueError(f"impossible shape {shape}")
-    return TensorEntry(file=entry["file"], dtype=entry["dtype"], shape=shape)
+    if "pieces" in entry:
+        pieces = tuple(Piece(file=file, box=Box(_shape(at), _shape(sizes))) for file, at, sizes in entry["pieces"])
+        _check_pieces(shape, [piece.box for piece in pieces])
+    else:
+        pieces = (Piece(file=entry["file"], box=whole_box(shape)),)
+    if not all(isinstance(piece.file, str) for piece in pieces):
+        raise ValueError(f"bad file names in {entry!r}")
+    return TensorEntry(dtype=entry["dtype"], shape=shape, pieces=pieces)
+
+
+def _check_pieces(shape: tuple[int, ...], boxes: Sequence[Box]) -> None:
+    """Boxes within a tensor that cover all of it, once."""
+    if any(len(box.offset) != len(shape) or len(box.shape) != len(shape) for box in boxes):
+        raise ValueError(f"pieces of other dims than the tensor's {shape}")
+    whole = whole_box(shape)
+    if any(whole.common(box) != box for box in boxes):
+        raise ValueError(f"a piece reaches out of the tensor of shape {shape}, or is empty")
+    if sum(box.numel for box in boxes) != whole.numel:
+        raise ValueError(f"the pieces do not make up the tensor of shape {shape}")
+    if overlap(boxes):
+        raise ValueError(f"pieces of the tensor of shape {shape} overlap")
 
 
 def _shape(shape: list[int]) -> tuple[int, ...]:

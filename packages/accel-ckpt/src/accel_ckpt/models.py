@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .boxes import is_sharded, settle
 from .codec import Codec, Encoder, decode
 from .manifest import ObjectEntry
 from .names import STATE_TENSORS_NAME
 from .objects import Captured, plain_model, shape_text, shared_shape, type_name
+from .stored import Stored, Wholes
 from .tensors import TensorEntry, check_storable, same_memory_key
 
 
@@ -21,6 +23,7 @@ def capture_model(
     name: str, model: nn.Module, codecs: Sequence[Codec], weights: Mapping[str, Any] | None = None
 ) -> Captured:
     """The model's state_dict, or the weights given in its place, without copying them."""
+    settle(plain_model(model))
     state = plain_model(model).state_dict() if weights is None else weights
     bulk: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
@@ -41,7 +44,15 @@ def capture_model(
         prefix: local["version"] for prefix, local in getattr(state, "_metadata", {}).items() if "version" in local
     }
     tree = {"extra": encoder.encode(extra, name), "versions": encoder.encode(versions, name)}
-    return Captured(kind="model", type=type_name(model), tree=tree, bulk=bulk, side=encoder.tensors, aliases=aliases)
+    return Captured(
+        kind="model",
+        type=type_name(model),
+        tree=tree,
+        bulk=bulk,
+        side=encoder.tensors,
+        aliases=aliases,
+        own=bulk if weights is not None else [key for key, _ in plain_model(model).named_buffers()],
+    )
 
 
 def _entries(entry: ObjectEntry, tree: Any) -> dict[str, TensorEntry | None]:
@@ -51,7 +62,7 @@ def _entries(entry: ObjectEntry, tree: Any) -> dict[str, TensorEntry | None]:
 
 
 def compare_model(
-    name: str, model: nn.Module, entry: ObjectEntry, tree: Any, tensors: Mapping[str, Tensor]
+    name: str, model: nn.Module, entry: ObjectEntry, tree: Any, tensors: Mapping[str, Stored]
 ) -> tuple[list[str], set[str]]:
     """Differences in words, and the names that cannot be loaded because their shape or kind differs."""
     saved, here = _entries(entry, tree), plain_model(model).state_dict()
@@ -73,7 +84,7 @@ def compare_model(
 
 
 def _ties_that_differ(
-    name: str, here: Mapping[str, Any], entry: ObjectEntry, tensors: Mapping[str, Tensor]
+    name: str, here: Mapping[str, Any], entry: ObjectEntry, tensors: Mapping[str, Stored]
 ) -> list[str]:
     """Names that are one weight here, but two with different values in the checkpoint."""
     lines: list[str] = []
@@ -84,7 +95,7 @@ def _ties_that_differ(
         one, two = entry.aliases.get(first, first), entry.aliases.get(key, key)
         if one == two or one not in tensors or two not in tensors:
             continue
-        if tensors[one].shape == tensors[two].shape and not torch.equal(tensors[one], tensors[two]):
+        if tensors[one].shape == tensors[two].shape and not torch.equal(tensors[one].whole(), tensors[two].whole()):
             lines.append(f"{name}.{key}: tied to {first} here, another weight in the checkpoint")
     return lines
 
@@ -94,35 +105,49 @@ def load_model(
     model: nn.Module,
     entry: ObjectEntry,
     tree: Any,
-    tensors: Mapping[str, Tensor],
+    tensors: Mapping[str, Stored],
     codecs: Sequence[Codec],
     unfit: set[str],
 ) -> None:
     """Copy the weights into the model's own parameters and buffers, one after the other.
 
-    Warns where a weight changes its type on the way.
+    Sharded ones, here or in the checkpoint, are written straight into the part that this rank holds. Warns where a
+    weight changes its type on the way.
     """
     target = plain_model(model)
+    here = target.state_dict()
+    stored = {key: tensor for key, tensor in tensors.items() if entry.tensors[key].file != STATE_TENSORS_NAME}
+    stored |= {alias: stored[first] for alias, first in entry.aliases.items() if first in stored}
+    _warn_of_other_types(name, here, {key: tensor for key, tensor in stored.items() if key not in unfit})
     state: OrderedDict[str, Any] = OrderedDict()
-    for key, tensor in tensors.items():
-        if key not in unfit and entry.tensors[key].file != STATE_TENSORS_NAME:
-            state[key] = tensor
-    for alias, first in entry.aliases.items():
-        if alias not in unfit and first in tensors:
-            state[alias] = tensors[first]
-    extra = decode(tree["extra"], tensors, codecs, where=name)
+    filled: dict[Any, Tensor] = {}
+    for key, tensor in stored.items():
+        if key in unfit:
+            continue
+        live = here.get(key)
+        memory = same_memory_key(live) if tensor.has_shape_of(live) else None
+        state[key] = filled[memory] if memory in filled else _value(live, tensor)
+        if memory is not None:
+            filled[memory] = state[key]
+    extra = decode(tree["extra"], Wholes(tensors), codecs, where=name)
     state.update((key, value) for key, value in extra.items() if key not in unfit)
     versions = decode(tree["versions"], {}, where=name)
     state._metadata = {prefix: {"version": version} for prefix, version in versions.items()}  # type: ignore[attr-defined] # noqa: SLF001
-    _warn_of_other_types(name, target.state_dict(), state)
     target.load_state_dict(state, strict=False)
 
 
-def _warn_of_other_types(name: str, here: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+def _value(live: Any, stored: Stored) -> Tensor:
+    """What `load_state_dict` gets: a mapped view to copy, or the live tensor itself, already filled."""
+    if stored.is_whole and not is_sharded(live):
+        return stored.whole()
+    return stored.fill(live) if stored.has_shape_of(live) else stored.whole()
+
+
+def _warn_of_other_types(name: str, here: Mapping[str, Any], stored: Mapping[str, Stored]) -> None:
     changed = [
-        f"{key} ({state[key].dtype} to {now.dtype})"
+        f"{key} ({stored[key].dtype} to {now.dtype})"
         for key, now in here.items()
-        if isinstance(now, Tensor) and isinstance(state.get(key), Tensor) and state[key].dtype != now.dtype
+        if isinstance(now, Tensor) and key in stored and stored[key].dtype != now.dtype
     ]
     if changed:
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 # ---- the peer's names (`accelerate.checkpointing`, `accelerate.utils`)
 MODEL_NAME = "pytorch_model"
 SAFE_MODEL_NAME = "model"
@@ -26,6 +28,7 @@ STATE_TENSORS_NAME = "state.safetensors"
 JOURNAL_NAME = ".accel-journal"
 OWNER_NAME = ".accel-owner"
 STAGING_MARK = ".accel-staging-"
+CREW_MARK = ".accel-rank-"
 TRASH_MARK = ".accel-trash-"
 
 
@@ -37,6 +40,17 @@ def model_file(ordinal: int) -> str:
 def optimizer_file(ordinal: int) -> str:
     """The tensors' file of the n-th optimizer: `optimizer.safetensors`, `optimizer_1.safetensors`, …"""
     return f"{OPTIMIZER_NAME}{f'_{ordinal}' if ordinal else ''}.safetensors"
+
+
+def shard_file(file: str, rank: int) -> str:
+    """The file of a rank's part of what would be one file: `model-shard-00003.safetensors`."""
+    stem, _, suffix = file.rpartition(".")
+    return f"{stem}-shard-{rank:05d}.{suffix}"
+
+
+def unsharded(file: str) -> str:
+    """The inverse of `shard_file`, for any rank."""
+    return re.sub(r"-shard-\d{5}(\.\w+)$", r"\1", file)
 
 
 def rng_file(rank: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from accel_state.errors import CheckpointError
 from accel_state.protocols import Stateful
 
+from .boxes import class_of
 from .codec import Codec, Encoder, decode
 from .manifest import ObjectEntry
+from .stored import Stored, Wholes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +30,7 @@ class Captured:
         side: tensors for the file that all objects share.
         aliases: see `ObjectEntry`.
         shapes: see `ObjectEntry`.
+        own: keys of tensors that may differ between ranks, so that rank 0's are saved.
     """
 
     kind: str
@@ -37,6 +40,12 @@ class Captured:
     side: Mapping[str, Tensor] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    own: Collection[str] = ()
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """All of them."""
+        return {**self.bulk, **self.side}
 
 
 def kind_of(value: Any) -> str:
@@ -93,14 +102,18 @@ def plain_model(model: nn.Module) -> nn.Module:
 def type_name(value: Any) -> str:
     """The class's name; of a wrapped model, optimizer or scheduler that of the innermost one."""
     if isinstance(value, nn.Module):
-        value = plain_model(value)
-    elif hasattr(value, "param_groups"):
+        return _short(class_of(plain_model(value)))
+    if hasattr(value, "param_groups"):
         while hasattr(value, "optimizer"):
             value = value.optimizer
     else:
         while isinstance(getattr(value, "scheduler", None), Stateful):
             value = value.scheduler
-    return type(value).__qualname__.rpartition("<locals>.")[2]
+    return _short(type(value))
+
+
+def _short(kind: type) -> str:
+    return kind.__qualname__.rpartition("<locals>.")[2]
 
 
 # ---------------------------------------------------------------- anything with a state
@@ -120,10 +133,10 @@ def compare_stateful(name: str, value: Stateful, entry: ObjectEntry) -> list[str
 
 
 def load_stateful(
-    name: str, value: Stateful, tree: Any, tensors: Mapping[str, Tensor], codecs: Sequence[Codec]
+    name: str, value: Stateful, tree: Any, tensors: Mapping[str, Stored], codecs: Sequence[Codec]
 ) -> None:
-    """Give an object its state back; tensors are copies, on the CPU."""
-    value.load_state_dict(decode(tree, tensors, codecs, where=name))
+    """Give an object its state back; tensors are whole copies, on the CPU."""
+    value.load_state_dict(decode(tree, Wholes(tensors), codecs, where=name))
 
 
 def shape_text(shape: Sequence[int]) -> str:

@@ -16,9 +16,11 @@ from torch import Tensor, nn
 
 from accel_state.errors import CheckpointError
 
+from .boxes import is_sharded, settle
 from .codec import MARK, Codec, Encoder, decode
 from .manifest import ObjectEntry
 from .objects import Captured, plain_model, shape_text, shared_shape, type_name
+from .stored import Stored, Wholes
 
 
 def parameter_names(objects: Mapping[str, Any]) -> dict[int, str]:
@@ -26,6 +28,7 @@ def parameter_names(objects: Mapping[str, Any]) -> dict[int, str]:
     names: dict[int, str] = {}
     for name, value in objects.items():
         if isinstance(value, nn.Module):
+            settle(plain_model(value))
             for key, parameter in plain_model(value).named_parameters():
                 names.setdefault(id(parameter), f"{name}.{key}")
     return names
@@ -113,7 +116,7 @@ def load_optimizer(
     name: str,
     optimizer: Any,
     tree: Any,
-    tensors: Mapping[str, Tensor],
+    tensors: Mapping[str, Stored],
     names: Mapping[int, str],
     codecs: Sequence[Codec],
     unfit: set[str],
@@ -125,6 +128,8 @@ def load_optimizer(
     """
     packed, named = optimizer.state_dict(), _named(optimizer, names)
     name_of = dict(_numbers(name, packed, named))
+    parameters = {key: parameter for group in named for key, parameter in group}
+    wholes = Wholes(tensors)
     saved = {key for group in _saved_groups(tree) for key in group} - unfit
     state = {}
     for number, key in name_of.items():
@@ -133,28 +138,36 @@ def load_optimizer(
             where = f"{name}: {key}"
             held = packed["state"].get(number, {})
             state[number] = {
-                field: decode(value, tensors, codecs, where=where)
-                if (own := _into(held.get(field), value, tensors)) is None
+                field: decode(value, wholes, codecs, where=where)
+                if (own := _placed(field, held.get(field), parameters[key], value, tensors)) is None
                 else own
                 for field, value in values.items()
             }
         elif key not in saved and number in packed["state"]:
             state[number] = packed["state"][number]
-    groups = decode(tree["groups"], tensors, codecs, where=name)
+    groups = decode(tree["groups"], wholes, codecs, where=name)
     merged = [
         {**group, **_on_same_devices(groups[i] if i < len(groups) else {}, group), "params": group["params"]}
         for i, group in enumerate(packed["param_groups"])
     ]
-    rest = decode(tree["rest"], tensors, codecs, where=name)
+    rest = decode(tree["rest"], wholes, codecs, where=name)
     optimizer.load_state_dict({**rest, "state": state, "param_groups": merged})
 
 
-def _into(held: Any, tree: Any, tensors: Mapping[str, Tensor]) -> Tensor | None:
-    """The optimizer's own tensor with the saved values, if it has one that they fit: no second copy of the state."""
+def _placed(field: str, held: Any, parameter: Tensor, tree: Any, tensors: Mapping[str, Stored]) -> Tensor | None:
+    """A saved tensor where it belongs, or None where that is not told.
+
+    The optimizer's own tensor if it has one that it fits, so that there is no second copy of the state; else, of the
+    shape of a sharded parameter, one that is sharded as that is.
+    """
     saved = tensors.get(tree.get("key", "")) if isinstance(tree, dict) and tree.get(MARK) == "tensor" else None
-    if saved is None or type(held) is not Tensor or (held.shape, held.dtype) != (saved.shape, saved.dtype):
+    if saved is None:
         return None
-    return held.copy_(saved)
+    if (type(held) is Tensor or is_sharded(held)) and saved.has_shape_of(held) and held.dtype is saved.dtype:
+        return saved.fill(held)
+    if field == "step" or not is_sharded(parameter) or not saved.has_shape_of(parameter):
+        return None  # torch's optimizers keep their counts plain
+    return saved.beside(parameter)
 
 
 def _on_same_devices(saved: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, Any]:

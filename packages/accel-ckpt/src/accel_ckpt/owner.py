@@ -42,13 +42,16 @@ class Claim:
             os.close(fd)
 
 
-def claim(directory: Path) -> Claim:
+def claim(directory: Path, name: str = OWNER_NAME) -> Claim:
     """Become the owner of a directory that this process has just made.
+
+    Args:
+        name: of the lock file; others than the default are locks for something else in the directory.
 
     Raises:
         FileNotFoundError: someone took the still empty directory for a leftover and removed it; make another.
     """
-    path = directory / OWNER_NAME
+    path = directory / name
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
@@ -65,8 +68,8 @@ def claim(directory: Path) -> Claim:
         os.close(fd)
 
 
-def take_over(directory: Path) -> Claim | None:
-    """Become the owner of a directory whose owner is dead.
+def take_over(directory: Path, name: str = OWNER_NAME) -> Claim | None:
+    """Become the owner of a directory whose owner is dead; `name` as in `claim`.
 
     Returns:
         The claim; None if the directory has no owner file.
@@ -75,7 +78,7 @@ def take_over(directory: Path) -> Claim | None:
         Alive: it is not known to be dead.
     """
     try:
-        fd = os.open(directory / OWNER_NAME, os.O_RDWR)
+        fd = os.open(directory / name, os.O_RDWR)
     except FileNotFoundError:
         return None
     try:

@@ -20,12 +20,17 @@ class World:
     Args:
         rank: its number.
         size: how many there are.
-        is_local_main: the one process of its node that verifies checksums for all of them.
+        local_rank, local_size: the same among the processes of its node, which share the work of verifying.
     """
 
     rank: int
     size: int
-    is_local_main: bool
+    local_rank: int = 0
+    local_size: int = 1
+
+    @property
+    def is_local_main(self) -> bool:
+        return self.local_rank == 0
 
     @property
     def is_main(self) -> bool:
@@ -52,18 +57,19 @@ def current_world() -> World:
 
     if dist.is_available() and dist.is_initialized():
         if dist.get_world_size() == 1:
-            return World(0, 1, True)
+            return World(0, 1)
         from accel_state import PartialState
 
         state = PartialState()
-        return World(state.process_index, state.num_processes, state.is_local_main_process)
+        topology = state.topology
+        return World(topology.rank, topology.world_size, topology.local_rank, topology.local_world_size)
     topology = Topology.from_env()
     if topology.world_size > 1:
         raise CheckpointError(
             f"this is rank {topology.rank} of {topology.world_size} by its environment, but there is no process group. "
             "Create the Accelerator or accel_state.PartialState (or call torch.distributed.init_process_group) first."
         )
-    return World(0, 1, True)
+    return World(0, 1)
 
 
 def together(world: World, doing: str, action: Callable[[], T]) -> list[T]:
@@ -103,11 +109,14 @@ def from_main(world: World, doing: str, action: Callable[[], T]) -> T:
 
 def _failed(error: BaseException) -> _Outcome:
     kind = type(error) if isinstance(error, CheckpointError) else CheckpointError
+    return _Outcome(failure=reason_of(error), error_type=kind)
+
+
+def reason_of(error: BaseException) -> str:
+    """An error as another rank tells it."""
     if isinstance(error, OSError) and not isinstance(error, CheckpointError):
-        return _Outcome(failure=os_reason(error), error_type=kind)
-    if isinstance(error, AccelError):
-        return _Outcome(failure=str(error), error_type=kind)
-    return _Outcome(failure=f"{type(error).__name__}: {error}", error_type=kind)
+        return os_reason(error)
+    return str(error) if isinstance(error, AccelError) else f"{type(error).__name__}: {error}"
 
 
 def _gather(world: World, outcome: _Outcome) -> list[_Outcome]:

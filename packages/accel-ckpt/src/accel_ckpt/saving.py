@@ -7,18 +7,32 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from accel_state.errors import CheckpointError
 
+from .buffers import CopyBuffers
 from .codec import Codec
 from .commit import Staging, commit, discard, open_staging, real_directory
+from .crew import collect, enlist, report
 from .durable import FileEntry, flush_file, hash_file, os_reason, write_file
+from .layout import Layout, Plan, assign, layout_of
 from .manifest import check_file_name, dump_manifest
 from .names import MANIFEST_NAME, OWNER_NAME
-from .ranks import World, current_world, from_main, together
-from .snapshot import CopyBuffers, Snapshot, manifest_entries, take_snapshot, write_snapshot
+from .owner import Claim
+from .ranks import World, current_world, from_main, reason_of, together
+from .snapshot import (
+    Snapshot,
+    manifest_entries,
+    take_snapshot,
+    write_generators,
+    write_snapshot,
+)
+from .tensors import write_tensor_files
 
 logger = logging.getLogger("accel_ckpt")
 BeforeWrite = Callable[[Path], Mapping[str, Mapping[str, Any] | None]]
@@ -31,7 +45,13 @@ class _Save:
     target: Path
     path: Path
     snapshot: Snapshot
+    plan: Plan
     staging: Staging | None  # on rank 0
+
+    @property
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """What this rank writes: file -> key -> live memory."""
+        return self.plan.tensors_of(self.world.rank, self.snapshot.objects)
 
 
 def save_checkpoint(
@@ -70,13 +90,16 @@ def save_checkpoint(
     Raises:
         CheckpointError: on all ranks, naming what failed where; nothing was committed and what was staged is gone.
 
-    Cost: writes the state once and flushes it to the disk; three object gathers of a few hundred bytes per rank.
+    Cost: writes the state once and flushes it to the disk; three object gathers of a few hundred bytes per rank, and of
+    about 100 bytes more per sharded tensor.
     """
-    save = _begin(directory, objects, step, metrics, metadata, codecs, rng, None, before_write)
+    save = _begin(directory, objects, step, metrics, metadata, codecs, rng, before_write)
+    world = save.world
     try:
-        files = _write(save, main=True)
+        parts = together(world, save.doing, lambda: write_snapshot(save.path, world, save.snapshot, save.tensors))
         _call_hook(save, before_commit)
-        from_main(save.world, save.doing, lambda: _seal(save, files))
+        files = {name: entry for part in parts for name, entry in part.items()}
+        from_main(world, save.doing, lambda: _seal(save, files))
     except BaseException:
         _discard(save)
         raise
@@ -96,7 +119,8 @@ class SaveHandle:
 
     def done(self) -> bool:
         """Whether the background work has ended, well or not. No communication."""
-        return not self._thread.is_alive() if self._thread else not self._save.path.exists()
+        mine = self._thread is None or not self._thread.is_alive()
+        return mine and (self._save.world.is_main or not self._save.path.exists())
 
     def wait(self) -> Path:
         """Wait for the commit. All ranks call it; it may be called again.
@@ -106,11 +130,11 @@ class SaveHandle:
 
         Cost: one object gather.
         """
-        return from_main(self._save.world, self._save.doing, self._result)
+        return together(self._save.world, self._save.doing, self._result)[0]
 
     def _result(self) -> Path:
-        assert self._thread is not None
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
         if self._failure:
             raise self._failure[0]
         return self.directory
@@ -132,8 +156,9 @@ def save_in_background(
 ) -> SaveHandle:
     """Like `save_checkpoint`, but returns as soon as a private copy of the state exists.
 
-    The writing, flushing and committing go on in a thread of rank 0, which communicates with no one. The process does
-    not exit before it is done. A failure is logged at once and raised by `SaveHandle.wait`.
+    The writing, flushing and committing go on in a thread of rank 0, and of the ranks that write parts of sharded
+    tensors; they tell rank 0 by files in the staging directory, and no collective is called. The process does not exit
+    before they are done. A failure is logged at once and raised by `SaveHandle.wait`.
 
     Args:
         buffers: memory for the copy; pass the same again, once the save before is done, to save its allocation.
@@ -142,35 +167,78 @@ def save_in_background(
     Raises:
         CheckpointError: on all ranks, for what fails before the copy exists.
 
-    Cost: one more copy of the state in rank 0's memory; two object gathers.
+    Cost: one more copy in memory, on each rank of what it writes; two object gathers.
     """
-    save = _begin(directory, objects, step, metrics, metadata, codecs, rng, buffers or CopyBuffers(), before_write)
-    failure: list[Exception] = []
+    save = _begin(directory, objects, step, metrics, metadata, codecs, rng, before_write)
+    world, failure = save.world, list[Exception]()
+    copies: dict[str, dict[str, Tensor]] = {}
+    lock: Claim | None = None
+
+    def copy() -> dict[str, FileEntry]:
+        nonlocal copies, lock
+        copies = (buffers or CopyBuffers()).private(save.tensors)
+        if world.is_main:
+            return {}
+        lock = enlist(save.path, world.rank) if copies else None
+        return write_generators(save.path, world, save.snapshot)
+
     try:
-        files = _write(save, main=False)
+        files = {name: entry for part in together(world, save.doing, copy) for name, entry in part.items()}
         _call_hook(save, before_commit)
     except BaseException:
+        if lock is not None:
+            lock.release()
         _discard(save)
         raise
-
-    def finish() -> None:
-        try:
-            _seal(save, {**files, **write_snapshot(save.path, save.world, save.snapshot)})
-        except Exception as error:  # noqa: BLE001 - raised by wait()
-            logger.error("%s in the background failed: %s", save.doing, error)
-            _discard(save)
-            failure.append(error)
-            return
-        try:
-            if on_commit is not None:
-                on_commit()
-        except Exception as error:  # noqa: BLE001 - raised by wait()
-            failure.append(error)
-
-    thread = threading.Thread(target=finish, name="accel-ckpt-save") if save.world.is_main else None
+    work: Callable[[], None] | None = None
+    if world.is_main:
+        work = partial(_finish, save, files, copies, on_commit, failure)
+    elif lock is not None:
+        work = partial(_contribute, save, copies, lock, failure)
+    thread = threading.Thread(target=work, name="accel-ckpt-save") if work else None
     if thread is not None:
         thread.start()
     return SaveHandle(save.target, save, thread, failure)
+
+
+def _contribute(save: _Save, copies: Mapping[str, Mapping[str, Tensor]], lock: Claim, failure: list[Exception]) -> None:
+    """Write this rank's part in the background and report to rank 0."""
+    written: dict[str, FileEntry] = {}
+    try:
+        written = write_tensor_files(save.path, copies)
+    except Exception as error:  # noqa: BLE001 - reported, and raised by wait()
+        failure.append(error)
+    try:
+        report(save.path, save.world.rank, written, [reason_of(error) for error in failure], lock)
+    except OSError as error:  # then rank 0 finds the lock free without a report
+        failure.append(error)
+
+
+def _finish(
+    save: _Save,
+    files: Mapping[str, FileEntry],
+    copies: Mapping[str, Mapping[str, Tensor]],
+    on_commit: Callable[[], None] | None,
+    failure: list[Exception],
+) -> None:
+    """Write rank 0's part in the background, wait for the others' and commit."""
+    own: dict[str, FileEntry] = {}
+    try:
+        try:
+            own = write_snapshot(save.path, save.world, save.snapshot, copies)
+        finally:  # nothing is removed while another rank writes
+            others = collect(save.path, sorted(rank for rank in save.plan.writers if rank))
+        _seal(save, {**files, **others, **own})
+    except Exception as error:  # noqa: BLE001 - raised by wait()
+        logger.error("%s in the background failed: %s", save.doing, error)
+        _discard(save)
+        failure.append(error)
+        return
+    try:
+        if on_commit is not None:
+            on_commit()
+    except Exception as error:  # noqa: BLE001 - raised by wait()
+        failure.append(error)
 
 
 def _begin(
@@ -181,10 +249,9 @@ def _begin(
     metadata: Any,
     codecs: Sequence[Codec],
     rng: bool,
-    buffers: CopyBuffers | None,
     before_write: BeforeWrite | None,
 ) -> _Save:
-    """Capture on every rank, copy if asked to, and make the staging directory; with a callback, that first."""
+    """Capture on every rank, make the staging directory (with a callback, that first), and deal the writing out."""
     world, target = current_world(), real_directory(directory)
     doing = f"saving to {target}"
     snapshot: Snapshot | None = None
@@ -197,52 +264,32 @@ def _begin(
         staging = open_staging(target)
         return str(staging.path)
 
-    def capture(instead: Mapping[str, Mapping[str, Any] | None]) -> None:
+    def capture(instead: Mapping[str, Mapping[str, Any] | None]) -> Layout:
         nonlocal snapshot
         snapshot = take_snapshot(world, objects, step, metrics, metadata, codecs, rng, instead)
+        return layout_of(snapshot.objects)
 
-    def copy() -> None:
-        nonlocal snapshot
-        if buffers is not None and world.is_main:
-            assert snapshot is not None
-            snapshot = buffers.private(snapshot)
-
-    def at_once() -> str:
-        capture({})
-        path = stage()
-        copy()
-        return path
-
-    def after(callback: BeforeWrite, path: Path) -> None:
-        capture(callback(path))
-        copy()
+    def begin() -> tuple[str, str, Layout]:
+        layout = capture({}) if before_write is None else {}
+        return str(target), stage(), layout
 
     try:
-        begin = at_once if before_write is None else stage
-        said = together(world, doing, lambda: (str(target), begin()))
-        if differing := [f"rank {rank}: {named}" for rank, (named, _) in enumerate(said) if named != said[0][0]]:
+        said = together(world, doing, begin)
+        if differing := [f"rank {rank}: {named}" for rank, (named, *_) in enumerate(said) if named != said[0][0]]:
             raise CheckpointError(
                 f"the ranks name different directories (rank 0: {said[0][0]}; {'; '.join(differing[:4])}): pass the "
                 "same one everywhere; the main process writes"
             )
-        path = Path(said[0][1])
+        path, layouts = Path(said[0][1]), [layout for *_, layout in said]
         if before_write is not None:
-            together(world, doing, lambda: after(before_write, path))
+            layouts = together(world, doing, lambda: capture(before_write(path)))
+        assert snapshot is not None
+        plan = assign(snapshot.objects, snapshot.files, layouts)
     except BaseException:
         if staging is not None:
             discard(staging)
         raise
-    assert snapshot is not None
-    return _Save(world=world, doing=doing, target=target, path=path, snapshot=snapshot, staging=staging)
-
-
-def _write(save: _Save, *, main: bool) -> dict[str, FileEntry]:
-    """Write the ranks' files, rank 0's only if `main`; the entries of all that were written."""
-
-    def write() -> dict[str, FileEntry]:
-        return write_snapshot(save.path, save.world, save.snapshot) if main or not save.world.is_main else {}
-
-    return {name: entry for own in together(save.world, save.doing, write) for name, entry in own.items()}
+    return _Save(world=world, doing=doing, target=target, path=path, snapshot=snapshot, plan=plan, staging=staging)
 
 
 def _call_hook(save: _Save, hook: Callable[[Path], None] | None) -> None:
@@ -264,7 +311,7 @@ def _seal(save: _Save, files: Mapping[str, FileEntry]) -> None:
         raise CheckpointError(
             f"written by a rank but not seen by rank 0: {', '.join(lost)}. All ranks need one file system."
         )
-    manifest = replace(save.snapshot.manifest, files=everything, objects=manifest_entries(save.snapshot))
+    manifest = replace(save.snapshot.manifest, files=everything, objects=manifest_entries(save.snapshot, save.plan))
     try:
         write_file(staging.path / MANIFEST_NAME, [dump_manifest(manifest)])
         commit(staging, everything)

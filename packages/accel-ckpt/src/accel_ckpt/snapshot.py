@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from accel_state.errors import CheckpointError
 
 from .codec import Codec, Encoder, dump_json
 from .durable import FileEntry, write_file
+from .layout import Plan
 from .manifest import Manifest, ObjectEntry, software_versions
 from .models import capture_model
-from .names import STATE_NAME, STATE_TENSORS_NAME, model_file, optimizer_file, rng_file
+from .names import STATE_NAME, model_file, optimizer_file, rng_file
 from .objects import Captured, capture_stateful, check_models, check_objects, kind_of
 from .optimizers import capture_optimizer, parameter_names
 from .ranks import World
-from .tensors import describe, write_tensors
+from .tensors import write_tensor_files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,62 +108,38 @@ def _check_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
     return numbers
 
 
-def write_snapshot(path: Path, world: World, snapshot: Snapshot) -> dict[str, FileEntry]:
-    """Write this rank's files into the staging directory, each flushed to the disk."""
-    written: dict[str, FileEntry] = {}
+def write_snapshot(
+    path: Path, world: World, snapshot: Snapshot, tensors: Mapping[str, Mapping[str, Tensor]]
+) -> dict[str, FileEntry]:
+    """Write this rank's files into the staging directory, each flushed to the disk.
+
+    Args:
+        tensors: file -> key -> memory, see `Plan.tensors_of`.
+    """
+    written = write_tensor_files(path, tensors)
     if world.is_main:
-        for name, file in snapshot.files.items():
-            if snapshot.objects[name].bulk:
-                written[file] = write_tensors(path / file, snapshot.objects[name].bulk)
-        side = {key: tensor for captured in snapshot.objects.values() for key, tensor in captured.side.items()}
-        if side:
-            written[STATE_TENSORS_NAME] = write_tensors(path / STATE_TENSORS_NAME, side)
         trees = {name: captured.tree for name, captured in snapshot.objects.items()}
         written[STATE_NAME] = write_file(path / STATE_NAME, [dump_json(trees).encode()])
-    if snapshot.rng is not None:
-        name = rng_file(world.rank)
-        written[name] = write_file(path / name, [dump_json(snapshot.rng).encode()])
-    return written
+    return {**written, **write_generators(path, world, snapshot)}
 
 
-def manifest_entries(snapshot: Snapshot) -> dict[str, ObjectEntry]:
-    entries = {}
-    for name, captured in snapshot.objects.items():
-        bulk = {key: describe(tensor, snapshot.files[name]) for key, tensor in captured.bulk.items()}
-        side = {key: describe(tensor, STATE_TENSORS_NAME) for key, tensor in captured.side.items()}
-        entries[name] = ObjectEntry(
+def write_generators(path: Path, world: World, snapshot: Snapshot) -> dict[str, FileEntry]:
+    """Write this rank's random generators, if they are saved."""
+    if snapshot.rng is None:
+        return {}
+    name = rng_file(world.rank)
+    return {name: write_file(path / name, [dump_json(snapshot.rng).encode()])}
+
+
+def manifest_entries(snapshot: Snapshot, plan: Plan) -> dict[str, ObjectEntry]:
+    """What the manifest says of each object."""
+    return {
+        name: ObjectEntry(
             kind=captured.kind,
             type=captured.type,
-            tensors={**bulk, **side},
+            tensors=plan.entries[name],
             aliases=captured.aliases,
             shapes=captured.shapes,
         )
-    return entries
-
-
-class CopyBuffers:
-    """Host memory for private copies of tensors, kept from one save to the next.
-
-    The first copy pays for fresh pages, later ones only for copying. Holds one copy of the state in memory.
-    """
-
-    def __init__(self) -> None:
-        self._buffers: dict[tuple[str, str], Tensor] = {}
-
-    def private(self, snapshot: Snapshot) -> Snapshot:
-        """A snapshot whose tensors are copies, good until the next call."""
-        used: dict[tuple[str, str], Tensor] = {}
-        objects = {}
-        for name, captured in snapshot.objects.items():
-            bulk = {key: self._copy(used, (name, key), tensor) for key, tensor in captured.bulk.items()}
-            side = {key: self._copy(used, ("", key), tensor) for key, tensor in captured.side.items()}
-            objects[name] = replace(captured, bulk=bulk, side=side)
-        self._buffers = used
-        return replace(snapshot, objects=objects)
-
-    def _copy(self, used: dict[tuple[str, str], Tensor], key: tuple[str, str], tensor: Tensor) -> Tensor:
-        buffer = self._buffers.get(key)
-        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
-            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-        used[key] = buffer.copy_(tensor)
-        return buffer
+        for name, captured in snapshot.objects.items()
+    }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,12 @@ from torch import Tensor
 
 from accel_state.errors import CheckpointCorruptError, CheckpointError
 
+from .boxes import Box, is_sharded, local_part
 from .durable import FileEntry, write_file
+from .names import unsharded
 
+# Below this, threads cost more than they bring.
+PARALLEL_BYTES = 1 << 24
 # What every safetensors release that we accept can name. Other types are stored as bytes with one more dim, and the
 # manifest says what they are.
 _NAMES: dict[torch.dtype, str] = {
@@ -48,23 +53,48 @@ DTYPES: dict[str, torch.dtype] = {str(dtype).removeprefix("torch."): dtype for d
 
 
 @dataclass(frozen=True, kw_only=True)
-class TensorEntry:
-    """Where a tensor lies and what it is; `dtype` is torch's name without the `torch.`."""
+class Piece:
+    """A box of a tensor and the file that holds it, under the tensor's key."""
 
     file: str
+    box: Box
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorEntry:
+    """What a tensor is and where it lies: in one piece or, of a sharded one, in several that do not overlap.
+
+    Args:
+        dtype: torch's name without the `torch.`.
+        shape: of the whole.
+        pieces: at least one, in the order of their offsets.
+    """
+
     dtype: str
     shape: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+
+    @property
+    def file(self) -> str:
+        """The file; of a tensor in shards, the name that theirs are made from."""
+        return unsharded(self.pieces[0].file)
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.pieces) == 1 and self.pieces[0].box.shape == self.shape
 
 
-def describe(tensor: Tensor, file: str) -> TensorEntry:
-    """The manifest's entry of a tensor."""
-    return TensorEntry(file=file, dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape))
+def dtype_name(tensor: Tensor) -> str:
+    """torch's name of a tensor's type without the `torch.`."""
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def check_storable(tensor: Tensor, where: str) -> Tensor:
     """The plain tensor behind a tensor or parameter, or an error that names the place and the reason."""
-    if type(tensor) not in (Tensor, torch.nn.Parameter, torch.nn.Buffer):
+    if type(tensor) not in (Tensor, torch.nn.Parameter, torch.nn.Buffer) and not is_sharded(tensor):
         reason = f"is a {type(tensor).__module__}.{type(tensor).__qualname__}"
+    elif is_sharded(tensor) and any(p.is_partial() for p in tensor.placements):  # type: ignore[attr-defined]
+        reason = "is a DTensor with partial placements, whose values are not summed yet"
     elif tensor.layout is not torch.strided:
         reason = f"has the layout {tensor.layout}"
     elif tensor.device.type == "meta":
@@ -82,7 +112,10 @@ def same_memory_key(tensor: Tensor) -> tuple[Any, ...] | None:
     """Equal for tensors that are the same numbers in the same memory; None where that cannot be told (no elements)."""
     if tensor.numel() == 0:
         return None
-    return tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
+    local = local_part(tensor)
+    # A rank's part may be empty, and have no address, where those of other ranks are not.
+    place = local.data_ptr() if local is tensor or local.numel() else local.untyped_storage()._cdata  # noqa: SLF001
+    return tensor.device, place, tensor.dtype, tuple(tensor.shape), tensor.stride()
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> FileEntry:
@@ -104,7 +137,17 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    return write_file(path, _parts(text, [tensors[name] for name in order]))
+    return write_file(path, _parts(text, [tensors[name] for name in order]), 8 + len(text) + offset)
+
+
+def write_tensor_files(directory: Path, files: Mapping[str, Mapping[str, Tensor]]) -> dict[str, FileEntry]:
+    """Write several files, `write_tensors` each; large ones two at a time."""
+    total_bytes = sum(tensor.nbytes for tensors in files.values() for tensor in tensors.values())
+    if total_bytes < PARALLEL_BYTES or len(files) < 2:
+        return {file: write_tensors(directory / file, tensors) for file, tensors in files.items()}
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        entries = pool.map(lambda item: write_tensors(directory / item[0], item[1]), files.items())
+        return dict(zip(files, entries, strict=True))
 
 
 def _parts(header: bytes, tensors: list[Tensor]) -> Iterator[bytes | memoryview]:
@@ -115,12 +158,12 @@ def _parts(header: bytes, tensors: list[Tensor]) -> Iterator[bytes | memoryview]
             yield flat.view(torch.uint8).numpy().data
 
 
-def read_tensors(path: Path, expected: Mapping[str, TensorEntry]) -> dict[str, Tensor]:
+def read_tensors(path: Path, expected: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, Tensor]:
     """All tensors of a file as views of its private mapping: nothing is read until it is used.
 
     Args:
         path: the file; its checksum should have been verified.
-        expected: what the manifest says that it holds.
+        expected: key -> dtype and shape that the manifest says it has there.
 
     Raises:
         CheckpointCorruptError: the file is not safetensors, or holds something else than expected.
@@ -133,19 +176,19 @@ def read_tensors(path: Path, expected: Mapping[str, TensorEntry]) -> dict[str, T
     if found.keys() != expected.keys():
         odd = ", ".join(sorted(found.keys() ^ expected.keys())[:5])
         raise CheckpointCorruptError(f"{path} does not hold the tensors that its manifest lists; they differ in: {odd}")
-    return {name: _typed(found[name], entry, f"{path}: {name}") for name, entry in expected.items()}
+    return {name: _typed(found[name], *entry, f"{path}: {name}") for name, entry in expected.items()}
 
 
-def _typed(tensor: Tensor, entry: TensorEntry, where: str) -> Tensor:
-    dtype = DTYPES[entry.dtype]
+def _typed(tensor: Tensor, name: str, shape: tuple[int, ...], where: str) -> Tensor:
+    dtype = DTYPES[name]
     if dtype in _AS_BYTES and tensor.dtype is torch.uint8:
-        if tensor.numel() != math.prod(entry.shape) * dtype.itemsize:
-            raise CheckpointCorruptError(f"{where} has {tensor.numel()} bytes, its manifest says {entry}")
+        if tensor.numel() != math.prod(shape) * dtype.itemsize:
+            raise CheckpointCorruptError(f"{where} has {tensor.numel()} bytes, its manifest says {name} {shape}")
         if tensor.data_ptr() % dtype.itemsize:
             tensor = tensor.clone()  # bytes come last in a file, so they may lie at an odd address
-        return tensor.reshape(-1).view(dtype).reshape(entry.shape)
-    if tensor.dtype is not dtype or tuple(tensor.shape) != entry.shape:
+        return tensor.reshape(-1).view(dtype).reshape(shape)
+    if tensor.dtype is not dtype or tuple(tensor.shape) != shape:
         raise CheckpointCorruptError(
-            f"{where} is {tensor.dtype} {tuple(tensor.shape)}, its manifest says {entry.dtype} {entry.shape}"
+            f"{where} is {tensor.dtype} {tuple(tensor.shape)}, its manifest says {name} {shape}"
         )
     return tensor

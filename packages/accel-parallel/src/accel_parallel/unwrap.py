@@ -75,3 +75,15 @@ def _with_bare_children(model: Any, keep_fp32_wrapper: bool, keep_torch_compile:
     view = object.__new__(type(model))
     view.__dict__.update(vars(model), _modules=bare)
     return view
+
+
+def class_before_sharding(item: Any) -> type:
+    """An object's class; of a module that `fully_shard` gave a class of its own, the one before it.
+
+    Names in checkpoints come from it, so that they are the same however a model is spread.
+    """
+    kind = type(item)
+    module = sys.modules.get("torch.distributed.fsdp")
+    if module is None or not issubclass(kind, module.FSDPModule) or module.FSDPModule not in kind.__bases__:
+        return kind
+    return next(base for base in kind.__bases__ if base is not module.FSDPModule)

@@ -94,7 +94,7 @@ def killed_at(number: int, action: Callable[[], object]) -> bool:
         with watching(kill):
             action()
 
-    return _wait(_fork(child)) == -signal.SIGKILL
+    return _wait(fork(child)) == -signal.SIGKILL
 
 
 def in_child(action: Callable[[], object]) -> None:
@@ -103,13 +103,13 @@ def in_child(action: Callable[[], object]) -> None:
     Raises:
         RuntimeError: the action failed; its traceback is on standard error.
     """
-    if code := _wait(_fork(action)):
+    if code := _wait(fork(action)):
         raise RuntimeError(f"the child was ended by signal {-code}")
 
 
 def killed_after(seconds: float, action: Callable[[], object]) -> bool:
     """Run an action in a forked child that is killed with -9 after a time; whether it was still running then."""
-    pid = _fork(action)
+    pid = fork(action)
     time.sleep(seconds)
     os.kill(pid, signal.SIGKILL)
     return _wait(pid) == -signal.SIGKILL
@@ -123,7 +123,8 @@ def spread(total: int, num_points: int, seed: int) -> list[int]:
     return [0, *sorted(inner), total - 1]
 
 
-def _fork(action: Callable[[], object]) -> int:
+def fork(action: Callable[[], object]) -> int:
+    """Run an action in a forked child; its process id. A failure's traceback goes to standard error."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # 3.12 warns of threads; the child uses none of them
         pid = os.fork()

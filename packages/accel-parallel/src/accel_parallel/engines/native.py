@@ -19,7 +19,7 @@ from accel_parallel.plan import Plan, PlanContext
 from accel_parallel.repointing import Replacements
 from accel_parallel.scheduler import AcceleratedScheduler, Unit
 from accel_parallel.sync import no_sync
-from accel_parallel.unwrap import extract_model_from_parallel, inside_compiled
+from accel_parallel.unwrap import class_before_sharding, extract_model_from_parallel, inside_compiled
 from accel_state import GradientState
 from accel_state.protocols import Stateful
 
@@ -222,7 +222,7 @@ class NativeEngine:
         seen: Counter[str] = Counter()
         named: dict[str, Stateful] = {}
         for item in inner:
-            kind = type(item).__name__
+            kind = class_before_sharding(item).__name__
             named[f"{kind}-{seen[kind]}"] = item
             seen[kind] += 1
         return named
