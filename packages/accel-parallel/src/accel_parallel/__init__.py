@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .engines.base import Engine as Engine
     from .engines.base import Prepared as Prepared
     from .engines.native import NativeEngine as NativeEngine
+    from .entry_points import route_method as route_method
     from .optimizer import AcceleratedOptimizer as AcceleratedOptimizer
     from .optimizer import move_to_device as move_to_device
     from .plan import SLOTS as SLOTS
@@ -45,6 +46,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "accumulation": ["Accumulation", "GradientAccumulationPlugin"],
         "ddp_kwargs": ["DistributedDataParallelKwargs", "DDPCommunicationHookType"],
         "clipping": ["clip_grad_norm_", "clip_grad_value_", "total_norm"],
+        "entry_points": ["route_method"],
         "sync": ["no_sync", "trigger_sync_in_backward", "join_uneven_inputs"],
         "unwrap": ["extract_model_from_parallel", "is_compiled_module"],
     },

@@ -7,7 +7,7 @@ import warnings
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -110,6 +110,10 @@ class PrecisionPolicy:
         if self.fp8 is not None:
             return "fp8"
         return next(name for name, dtype in _COMPUTE.items() if dtype is self.compute)
+
+    def recipe_of(self, kind: str) -> Any:
+        """The recipe of the fp8 backend of this kind ("AO" or "TE"), or None where another one or none computes."""
+        return self.fp8.recipe if self.fp8 is not None and self.fp8.kind == kind else None
 
     def require(self, device: torch.device | str) -> None:
         """Make sure that this device can compute so.

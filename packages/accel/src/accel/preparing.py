@@ -64,8 +64,10 @@ def make_engine(accelerator: Accelerator) -> NativeEngine:
 
 
 def model_plan(accelerator: Accelerator, *, place: bool, evaluation_mode: bool) -> Plan:
-    """The steps that this run asks for: placement, replication over ranks, precision."""
+    """The steps that this run asks for: placement, 8-bit layers, replication over ranks, precision."""
     steps: list[Any] = [accel_parallel.single(move=place)]
+    if accelerator.policy.fp8 is not None:
+        steps.append(accel_precision.fp8_step(accelerator.policy.fp8))
     if accelerator.use_distributed and not evaluation_mode:
         steps.append(accel_parallel.ddp(accelerator.ddp_handler))
     steps.append(accel_precision.autocast_step(accelerator.policy, accelerator.autocast_handler))
@@ -160,6 +162,14 @@ def prepare_model(
     prepared = plan.apply(model, accelerator.engine.context)
     accelerator.registry.models.append(prepared)
     return prepared
+
+
+def register_forward_method(accelerator: Accelerator, model: nn.Module, name: str) -> None:
+    """Route a method through the model's wrapper, and run it in this run's precision."""
+    _require(is_model(model), model, "register_forward_method", "a torch.nn.Module")
+    accel_parallel.route_method(model, name)
+    inner = accel_parallel.extract_model_from_parallel(model, keep_torch_compile=False)
+    accelerator.policy.wrap(inner, accelerator.device.type, handler=accelerator.autocast_handler, method=name)
 
 
 def prepare_optimizer(

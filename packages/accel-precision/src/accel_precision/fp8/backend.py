@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -34,11 +34,14 @@ class Fp8Backend(Protocol):
 
     Attributes:
         kind: its name.
+        recipe: what it was told.
         forward_context: what a converted model's forward has to run in beside autocast; None for nothing.
     """
 
     @property
     def kind(self) -> FP8BackendType: ...
+    @property
+    def recipe(self) -> Any: ...
     @property
     def forward_context(self) -> ForwardContext | None: ...
 
