@@ -21,6 +21,7 @@ TIERS = {
         Tier(name="isolated", text="each wheel with only what it declares (tools/dev isolated)", is_marker=False),
         Tier(name="clients", text="the libraries that build on the peer, on top of this one"),
         Tier(name="engines", text="trackers and engines with their real libraries"),
+        Tier(name="gpu", text="a CUDA device: scaler, bf16, fp8, its generators, saving from its memory"),
         Tier(name="xla", text="torch_xla"),
         Tier(name="cluster", text="several nodes: elastic agents, MPI, Slurm, Ray"),
     )
