@@ -2,7 +2,7 @@
 
 Each measurement is a process of its own (``measured_step.py``) that runs a bare step and a prepared one in turn and
 tells the difference of their medians. The bare twin of the bf16 row runs under ``torch.autocast``.
-Bound: at most a tenth of what the peer adds.
+Bound: at most a tenth of what the peer adds; and for autocast and the conversion of outputs, 10 µs over autocast alone.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ ROWS = {
     "accumulate": "added to a step under accumulate",
     "bf16": "added to a bf16 step",
 }
+MAX_ADDED_US = {"bf16": 10.0}
 
 
 def main() -> int:
@@ -41,6 +42,7 @@ def main() -> int:
             ours=lambda: added_us(options.ours, "accel", kind),
             rounds=options.rounds,
             max_ratio=0.1,
+            max_ours=MAX_ADDED_US.get(kind),
         )
         print(f"{kind}: the bare step takes {statistics.median(bare_us):.0f} µs", file=sys.stderr)
         return found

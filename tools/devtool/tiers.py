@@ -22,7 +22,7 @@ TIERS = {
         Tier(name="clients", text="the libraries that build on the peer, on top of this one"),
         Tier(name="engines", text="trackers and engines with their real libraries"),
         Tier(name="xla", text="torch_xla"),
-        Tier(name="gpu", text="one NVIDIA GPU: copies, streams, precision"),
+        Tier(name="gpu", text="one NVIDIA GPU: copies, streams, precision, generators, saving from its memory"),
         Tier(name="cluster", text="several nodes: elastic agents, MPI, Slurm, Ray"),
     )
 }

@@ -19,6 +19,7 @@ from accel_parallel import (
     single,
 )
 from accel_state import GradientState
+from accel_state.errors import NotPreparedError
 
 CPU = PlanContext(device=torch.device("cpu"))
 
@@ -245,3 +246,30 @@ def test_release_lets_optimizers_go():
     engine.release()
     assert engine.optimizers == []
     assert isinstance(engine.prepare_scheduler(StepLR(optimizer.optimizer, 1)), AcceleratedScheduler)
+
+
+def test_gradients_are_unscaled_for_one_optimizer_several_or_all_at_most_once():
+    engine, layers = engine_of(scaler=scaler_of(4.0)), [line(), line(), line()]
+    inner = [sgd(layer) for layer in layers]
+    wrapped = engine.prepare(Prepared(models=tuple(layers), optimizers=tuple(inner))).optimizers
+    for layer in layers:
+        engine.backward(layer(torch.ones(1, 1)).sum())
+    seen = []
+    for chosen in (wrapped[0], [inner[0], wrapped[1]], None, None):
+        engine.unscale_gradients(chosen)
+        seen.append([layer.weight.grad.item() for layer in layers])
+    assert seen == [[1.0, 4.0, 4.0], [1.0, 1.0, 4.0], [1.0] * 3, [1.0] * 3]
+    with pytest.raises(NotPreparedError, match="got a SGD that was not prepared"):
+        engine.unscale_gradients(sgd(line()))
+
+
+def test_the_norm_inside_a_window_needs_no_look_at_the_scale():
+    scaler = scaler_of(8.0)
+    scaler.get_scale = None  # would wait for the device
+    engine, layer = engine_of(2, scaler=scaler), line()
+    accumulation = Accumulation(engine.gradient_state)
+    engine.prepare(Prepared(models=(layer,), optimizers=(sgd(layer),)))
+    with accumulation.block((layer,)):
+        engine.backward(layer(torch.full((1, 1), 6.0)).sum())
+        assert engine.clip_grad_norm_(layer.parameters(), 1.0).item() == 3.0
+        assert layer.weight.grad.item() == 24.0, "scaled, halved by the two steps, and not clipped"

@@ -1,6 +1,8 @@
 import pytest
 import torch
 
+from accel_state.testing import ranks  # noqa: F401 - a fixture
+
 
 @pytest.fixture(autouse=True)
 def _one_thread_and_seed():

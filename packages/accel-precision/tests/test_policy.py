@@ -3,7 +3,15 @@ import torch
 from torch import nn
 
 import accel_precision.capability as capability
-from accel_precision import AutocastKwargs, GradScaler, GradScalerKwargs, PrecisionPolicy, require_dtype, supports_dtype
+from accel_precision import (
+    AORecipeKwargs,
+    AutocastKwargs,
+    GradScaler,
+    GradScalerKwargs,
+    PrecisionPolicy,
+    require_dtype,
+    supports_dtype,
+)
 from accel_state.errors import PrecisionError
 
 
@@ -26,9 +34,10 @@ def test_unknown_name_suggests_the_nearest():
         PrecisionPolicy.from_name("bf61")
 
 
-def test_fp8_is_refused_with_a_way_out():
-    with pytest.raises(PrecisionError, match=r"fp8.*use mixed_precision='bf16'"):
-        PrecisionPolicy.from_name("fp8")
+def test_fp8_needs_bf16_around_it():
+    backend = PrecisionPolicy.from_name("fp8", AORecipeKwargs()).fp8
+    with pytest.raises(PrecisionError, match=r"compute=torch.float16 is not allowed with fp8: use torch.bfloat16"):
+        PrecisionPolicy(compute=torch.float16, fp8=backend)
 
 
 @pytest.mark.parametrize(

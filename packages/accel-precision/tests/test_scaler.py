@@ -1,9 +1,11 @@
 import pickle
 
+import pytest
 import torch
 from torch import nn
 
-from accel_precision import GradScaler, GradScalerKwargs, PrecisionPolicy
+from accel_precision import GradScaler, GradScalerKwargs, PrecisionPolicy, upcast_to_fp32
+from accel_state.errors import PrecisionError
 
 
 def scaler_of(scale: float = 4.0, interval: int = 1) -> GradScaler:
@@ -72,6 +74,29 @@ def test_a_disabled_scaler_passes_everything_through():
     scaler.step(optimizer)
     scaler.update()
     assert (layer.weight.item(), scaler.get_scale()) == (0.5, 1.0)
+
+
+def test_parameters_kept_in_fp16_are_refused_with_the_way_out():
+    layer = line().half()
+    scaler, optimizer = scaler_of(), torch.optim.SGD(layer.parameters(), lr=1.0)
+    scaler.scale(layer(torch.ones(1, 1).half()).sum()).backward()
+    with pytest.raises(PrecisionError, match=r"kept in torch.float16.*upcast_to_fp32\(model\)"):
+        scaler.step(optimizer)
+    assert upcast_to_fp32(layer) == ["weight"]
+    layer.zero_grad()
+    scaler = scaler_of()
+    scaler.scale(layer(torch.ones(1, 1)).sum()).backward()
+    scaler.step(optimizer)
+    assert layer.weight.item() == 0.0
+
+
+def test_a_fused_optimizer_skips_inside_its_own_step():
+    scaler, layer = scaler_of(), line()
+    optimizer = torch.optim.Adam(layer.parameters(), lr=1.0, fused=True)
+    scaler.scale(layer(torch.full((1, 1), float("inf"))).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert (layer.weight.item(), scaler.get_scale()) == (1.0, 2.0)
 
 
 def test_fp16_training_on_cpu_follows_fp32():

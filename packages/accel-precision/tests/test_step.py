@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from accel_precision import AutocastKwargs, AutocastStep, PrecisionPolicy, autocast_step
+from accel_precision import AORecipeKwargs, AutocastKwargs, AutocastStep, PrecisionPolicy, autocast_step
 
 BF16 = PrecisionPolicy.from_name("bf16")
 
@@ -43,6 +43,24 @@ def test_options_reach_the_wrapper():
     assert torch.equal(net(x), net._original_forward(x))
 
 
+def test_entry_points_by_their_usual_names_compute_alike():
+    class Encoder(nn.Linear):
+        def encode(self, x):
+            return self.forward(x) + nn.functional.linear(x, self.weight)
+
+        def helper(self, x):
+            return nn.functional.linear(x, self.weight)
+
+    net, x = Encoder(2, 2), torch.full((1, 2), 1.001)
+    plain = net.helper(x)
+    autocast_step(BF16).apply(net, Context())
+    assert torch.equal(net.helper(x), plain), "only entry points are wrapped"
+    assert net.encode(x).dtype is torch.float32
+    assert not torch.equal(net.encode(x) - net(x), plain)
+    autocast_step(PrecisionPolicy()).apply(net, Context())
+    assert not {"forward", "encode", "_original_encode"} & vars(net).keys()
+
+
 def test_a_device_that_cannot_is_a_complaint():
     (complaint,) = AutocastStep(BF16).check(nn.Linear(1, 1), Context(torch.device("meta")))
     assert "'bf16' asks for torch.bfloat16 on 'meta'" in complaint
@@ -50,6 +68,7 @@ def test_a_device_that_cannot_is_a_complaint():
 
 def test_descriptions_of_the_other_policies():
     assert "nothing to do" in autocast_step(PrecisionPolicy()).describe(None, Context())
+    assert "around fp8" in autocast_step(PrecisionPolicy.from_name("fp8", AORecipeKwargs())).describe(None, Context())
     kept = PrecisionPolicy(compute=torch.float16, output=None)
     assert autocast_step(kept).describe(None, Context()) == "forward under autocast to fp16, outputs as computed"
 

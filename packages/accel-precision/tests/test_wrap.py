@@ -188,6 +188,11 @@ def test_outputs_can_be_left_as_computed():
     assert net(X).dtype is torch.bfloat16
 
 
+def test_the_handler_says_so_too():
+    net = BF16.wrap(Net(), "cpu", handler=AutocastKwargs(convert_outputs=False))
+    assert net(X).dtype is torch.bfloat16
+
+
 def test_a_disabled_handler_computes_fp32():
     net = BF16.wrap(Net(), "cpu", handler=AutocastKwargs(enabled=False))
     net(X)

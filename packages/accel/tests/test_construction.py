@@ -19,7 +19,7 @@ from accel import (
 )
 from accel.refusals import MEMBERS
 from accel_state import AcceleratorState, GradientState
-from accel_state.errors import PrecisionError, SettingError
+from accel_state.errors import SettingError
 
 
 def test_the_environment_counts_only_where_the_argument_was_not_given(monkeypatch):
@@ -55,11 +55,6 @@ def test_accumulation_steps_that_are_not_allowed(steps):
 def test_an_unknown_precision_names_the_allowed_ones():
     with pytest.raises(ValueError, match=r"'bf17' is not allowed.*bf16"):
         Accelerator(cpu=True, mixed_precision="bf17")
-
-
-def test_fp8_is_refused_with_a_way_out():
-    with pytest.raises(PrecisionError, match="bf16"):
-        Accelerator(cpu=True, mixed_precision="fp8")
 
 
 @pytest.mark.parametrize(

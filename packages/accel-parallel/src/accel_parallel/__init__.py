@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .engines.base import Engine as Engine
     from .engines.base import Prepared as Prepared
     from .engines.native import NativeEngine as NativeEngine
+    from .entry_points import route_method as route_method
     from .fsdp_plugin import FSDP2_STATE_DICT_TYPE as FSDP2_STATE_DICT_TYPE
     from .fsdp_plugin import FSDP_AUTO_WRAP_POLICY as FSDP_AUTO_WRAP_POLICY
     from .fsdp_plugin import FSDP_BACKWARD_PREFETCH as FSDP_BACKWARD_PREFETCH
@@ -68,6 +69,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "accumulation": ["Accumulation", "GradientAccumulationPlugin"],
         "ddp_kwargs": ["DistributedDataParallelKwargs", "DDPCommunicationHookType"],
         "clipping": ["clip_grad_norm_", "clip_grad_value_", "total_norm"],
+        "entry_points": ["route_method"],
         "sync": ["no_sync", "trigger_sync_in_backward", "join_uneven_inputs", "waits_for_ranks"],
         "axis_handlers": [
             "TorchTensorParallelConfig",

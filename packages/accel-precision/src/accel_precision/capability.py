@@ -23,8 +23,9 @@ def supports_dtype(dtype: torch.dtype, device_type: str) -> bool:
     if dtype is not torch.bfloat16 or device_type == "cpu":
         return True
     if device_type == "mps":
-        return torch.backends.mps.is_macos_or_newer(14, 0)
-    ask = getattr(torch.get_device_module(device_type), "is_bf16_supported", None)
+        return torch.backends.mps.is_available() and torch.backends.mps.is_macos_or_newer(14, 0)
+    module = torch.get_device_module(device_type) if hasattr(torch, device_type) else None  # XLA has its own
+    ask = getattr(module, "is_bf16_supported", None)
     return bool(ask()) if ask is not None else True  # no question to ask: autocast lists the type
 
 

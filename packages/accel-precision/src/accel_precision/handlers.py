@@ -15,10 +15,13 @@ class AutocastKwargs(KwargsHandler):
     Args:
         enabled: False computes in the tensors' own types inside the block, also within an outer autocast.
         cache_enabled: keep the cast copies of weights until autocast ends; None leaves torch's choice.
+        convert_outputs: ours: False lets prepared models return what they computed, half precision too. It says nothing
+            to a block of `autocast`.
     """
 
     enabled: bool = True
     cache_enabled: bool | None = None
+    convert_outputs: bool = True
 
 
 @dataclass

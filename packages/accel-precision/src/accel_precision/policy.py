@@ -7,7 +7,7 @@ import warnings
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -15,6 +15,8 @@ from torch import nn
 from accel_state.errors import PrecisionError
 
 from .capability import require_dtype
+from .fp8.backend import Fp8Backend, fp8_backend
+from .fp8.recipes import Recipe
 from .handlers import AutocastKwargs, GradScalerKwargs
 from .scaler import GradScaler
 from .wrap import unwrap_method, wrap_method
@@ -48,6 +50,8 @@ class PrecisionPolicy:
         reduce: what gradients are summed in over ranks. Only float32 so far, because gradients have their parameters'
             type; DDP's communication hooks compress the traffic.
         output: what a wrapped model returns in place of half precision; None leaves outputs as computed.
+        fp8: who computes linear layers in 8-bit floats, as of `fp8_backend`; everything else is computed in `compute`,
+            which has to be bfloat16 then.
 
     Raises:
         PrecisionError: a type that could not be honoured.
@@ -57,6 +61,7 @@ class PrecisionPolicy:
     params: torch.dtype = torch.float32
     reduce: torch.dtype = torch.float32
     output: torch.dtype | None = torch.float32
+    fp8: Fp8Backend | None = None
 
     def __post_init__(self) -> None:
         if self.compute not in _COMPUTE.values():
@@ -70,20 +75,28 @@ class PrecisionPolicy:
                 )
         if self.output not in (torch.float32, None):
             raise PrecisionError(f"output={self.output} is not allowed: torch.float32, or None to leave outputs alone.")
+        if self.fp8 is not None and self.compute is not torch.bfloat16:
+            raise PrecisionError(f"compute={self.compute} is not allowed with fp8: use torch.bfloat16 around it.")
 
     @classmethod
-    def from_name(cls, name: str | PrecisionType) -> PrecisionPolicy:
-        """The policy that goes by "no", "fp16" or "bf16".
+    def from_name(cls, name: str | PrecisionType, recipe: Recipe | None = None) -> PrecisionPolicy:
+        """The policy that goes by "no", "fp16", "bf16" or "fp8".
+
+        Args:
+            name: one of those, in any case.
+            recipe: for "fp8": whose 8-bit floats and how; see `fp8_backend` for the choice without one.
 
         Raises:
-            PrecisionError: an unknown name, or "fp8", for which a recipe has to convert the model's layers.
+            PrecisionError: an unknown name, a recipe without "fp8", or one that cannot be had.
+            MissingExtraError: the library of "fp8" is not installed.
         """
         key = str(name).lower()
         if key == PrecisionType.FP8:
+            return cls(compute=torch.bfloat16, fp8=fp8_backend(recipe))
+        if recipe is not None:
             raise PrecisionError(
-                "mixed_precision='fp8' needs a recipe that converts the model's linear layers, and none is built in "
-                "yet: use mixed_precision='bf16', or convert the model yourself (torchao, transformer-engine) and use "
-                "'bf16' around it."
+                f"{type(recipe).__name__} has no effect with mixed_precision={name!r}: use mixed_precision='fp8', or "
+                "leave it out."
             )
         if key not in _COMPUTE:
             near = get_close_matches(key, PrecisionType.list(), n=1)
@@ -93,8 +106,26 @@ class PrecisionPolicy:
 
     @property
     def name(self) -> str:
-        """ "no", "fp16" or "bf16"."""
+        """ "no", "fp16", "bf16" or "fp8"."""
+        if self.fp8 is not None:
+            return "fp8"
         return next(name for name, dtype in _COMPUTE.items() if dtype is self.compute)
+
+    def recipe_of(self, kind: str) -> Any:
+        """The recipe of the fp8 backend of this kind ("AO" or "TE"), or None where another one or none computes."""
+        return self.fp8.recipe if self.fp8 is not None and self.fp8.kind == kind else None
+
+    def require(self, device: torch.device | str) -> None:
+        """Make sure that this device can compute so.
+
+        Raises:
+            PrecisionError: it cannot; says why, and what to use instead.
+        """
+        device = torch.device(device)
+        require_dtype(self.compute, device.type)
+        obstacle = None if self.fp8 is None else self.fp8.obstacle(device)
+        if obstacle is not None:
+            raise PrecisionError(obstacle)
 
     def autocast(self, device_type: str, handler: AutocastKwargs | None = None) -> AbstractContextManager[None]:
         """A block that computes by this policy.
@@ -113,8 +144,16 @@ class PrecisionPolicy:
         cache_enabled = None if handler is None else handler.cache_enabled
         return torch.autocast(device_type, dtype=self.compute, enabled=enabled, cache_enabled=cache_enabled)
 
-    def scaler(self, device_type: str, handler: GradScalerKwargs | None = None) -> GradScaler | None:
-        """The loss scaler that fp16 needs, on CPU too; None for the other policies, which need none."""
+    def scaler(
+        self, device_type: str, handler: GradScalerKwargs | None = None, *, sharded: bool = False
+    ) -> GradScaler | None:
+        """The loss scaler that fp16 needs, on CPU too; None for the other policies, which need none.
+
+        Args:
+            device_type: where the model computes.
+            handler: its options.
+            sharded: see `GradScaler`.
+        """
         if self.compute is not torch.float16:
             if handler is not None:
                 warnings.warn(
@@ -124,7 +163,16 @@ class PrecisionPolicy:
             return None
         require_dtype(self.compute, device_type)
         options = {} if handler is None else handler.to_kwargs()
-        return GradScaler(device_type, **options)
+        return GradScaler(device_type, sharded=sharded, **options)
+
+    def convert(self, model: nn.Module, *, sharded: bool = False) -> nn.Module:
+        """The model with 8-bit layers where the policy asks for them; before optimizers see it is as good as after.
+
+        Args:
+            model: converted in place; a model of a single layer is replaced.
+            sharded: whether its parameters will be sharded, and can then be gathered in 8 bits.
+        """
+        return model if self.fp8 is None else self.fp8.convert(model, sharded=sharded)
 
     def wrap(self, model: M, device_type: str, *, handler: AutocastKwargs | None = None, method: str = "forward") -> M:
         """Make `model.<method>` compute by this policy and return fp32; the same object is returned.
@@ -154,5 +202,6 @@ class PrecisionPolicy:
             dtype=self.compute,
             enabled=handler is None or handler.enabled,
             cache_enabled=None if handler is None else handler.cache_enabled,
-            convert_outputs=self.output is not None,
+            convert_outputs=self.output is not None and (handler is None or handler.convert_outputs),
+            forward_context=None if self.fp8 is None else self.fp8.forward_context,
         )

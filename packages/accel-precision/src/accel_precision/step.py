@@ -10,18 +10,20 @@ from torch.nn.parallel import DistributedDataParallel
 
 from accel_state.errors import PrecisionError
 
-from .capability import require_dtype
 from .handlers import AutocastKwargs
 from .policy import PrecisionPolicy
 
 M = TypeVar("M", bound=nn.Module)
 
+ENTRY_POINTS = ("generate", "encode", "decode")
+"""Methods that compute like forward does, by their usual names: where a model has them they run under autocast too."""
+
 
 @dataclass(frozen=True)
 class AutocastStep:
-    """Last step of a plan: forward under autocast.
+    """Last step of a plan: forward and `ENTRY_POINTS` under autocast.
 
-    Under DDP it is the inner model's forward, so that the model computes alike when it is unwrapped, and outputs are
+    Under DDP they are the inner model's, so that the model computes alike when it is unwrapped, and outputs are
     converted before DDP looks for tensors in them.
     """
 
@@ -36,23 +38,26 @@ class AutocastStep:
     def check(self, _model: nn.Module, context: Any, /) -> list[str]:
         """Why this device could not compute by the policy; empty where it can."""
         try:
-            require_dtype(self.policy.compute, context.device.type)
+            self.policy.require(context.device)
         except PrecisionError as error:
             return [str(error)]
         return []
 
     def apply(self, model: M, context: Any, /) -> M:
-        """Wrap the forward that computes; the model returned is the one passed."""
+        """Wrap the methods that compute; the model returned is the one passed."""
         inner = model.module if isinstance(model, DistributedDataParallel) else model
-        self.policy.wrap(inner, context.device.type, handler=self.handler)
+        present = [name for name in ENTRY_POINTS if callable(getattr(type(inner), name, None))]
+        for name in ("forward", *present):
+            self.policy.wrap(inner, context.device.type, handler=self.handler, method=name)
         return model
 
     def describe(self, _model: nn.Module | None, _context: Any, /) -> str:
         """One line for `Plan.explain`."""
         if self.policy.name == "no":
             return "full precision, nothing to do"
-        outputs = "as computed" if self.policy.output is None else "in fp32"
-        return f"forward under autocast to {self.policy.name}, outputs {outputs}"
+        converts = self.policy.output is not None and (self.handler is None or self.handler.convert_outputs)
+        to = "bf16 around fp8" if self.policy.name == "fp8" else self.policy.name
+        return f"forward under autocast to {to}, outputs {'in fp32' if converts else 'as computed'}"
 
 
 def autocast_step(policy: PrecisionPolicy, handler: AutocastKwargs | None = None) -> AutocastStep:

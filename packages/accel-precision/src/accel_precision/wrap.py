@@ -7,15 +7,16 @@ deep-copies together with it.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
-from types import MethodType
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from .fp8.backend import ForwardContext
 from .outputs import HALF_DTYPES, convert_to_fp32
+from .weak_method import WeakMethod
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -29,54 +30,6 @@ _nest, _unnest = torch.autocast_increment_nesting, torch.autocast_decrement_nest
 _clear_cache = torch.clear_autocast_cache
 
 
-class WeakMethod:
-    """A method of a model's class, bound to the model without keeping it alive.
-
-    Args:
-        model: held weakly; pickles and deep copies bind to the copy.
-        name: the method's name.
-    """
-
-    __slots__ = ("_model", "_name")
-
-    def __init__(self, model: nn.Module, name: str) -> None:
-        self._model, self._name = weakref.ref(model), name
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        model = self._model()
-        if model is None:
-            raise self._gone()
-        return getattr(type(model), self._name)(model, *args, **kwargs)
-
-    @property
-    def __wrapped__(self) -> Any:
-        """The ordinary bound method, which `inspect.signature` reads."""
-        model = self._model()
-        if model is None:
-            raise self._gone()
-        return MethodType(getattr(type(model), self._name), model)
-
-    @property
-    def __name__(self) -> str:
-        return self._name
-
-    @property
-    def __self__(self) -> Any:
-        return self._model()
-
-    def _gone(self) -> ReferenceError:
-        return ReferenceError(
-            f"{self._name!r} was taken from a prepared model that is gone: keep the model while you use its methods."
-        )
-
-    def __getstate__(self) -> tuple[nn.Module | None, str]:
-        return (self._model(), self._name)
-
-    def __setstate__(self, state: tuple[nn.Module, str]) -> None:
-        # A copier sets this state before the model has its own; a reference to the empty model is all that is needed.
-        self._model, self._name = weakref.ref(state[0]), state[1]
-
-
 class AutocastMethod:
     """What `PrecisionPolicy.wrap` puts in place of a method: the same one under autocast, its outputs in fp32.
 
@@ -86,9 +39,10 @@ class AutocastMethod:
         dtype: what they are cast to.
         enabled, cache_enabled: as of `torch.autocast`.
         convert_outputs: False leaves outputs in the types in which they were computed.
+        forward_context: a further block to run in, by whether the model trains; None for none.
     """
 
-    __slots__ = ("__wrapped__", "_cache_enabled", "_convert", "_device_type", "_dtype", "_enabled")
+    __slots__ = ("__wrapped__", "_cache_enabled", "_context", "_convert", "_device_type", "_dtype", "_enabled")
 
     def __init__(
         self,
@@ -99,8 +53,10 @@ class AutocastMethod:
         enabled: bool,
         cache_enabled: bool,
         convert_outputs: bool,
+        forward_context: ForwardContext | None,
     ) -> None:
         self.__wrapped__ = original
+        self._context = forward_context
         self._device_type, self._dtype, self._enabled = device_type, dtype, enabled
         self._cache_enabled, self._convert = cache_enabled, convert_outputs
 
@@ -115,7 +71,11 @@ class AutocastMethod:
             _set_enabled(device_type, self._enabled)
             _set_dtype(device_type, self._dtype)
             _set_cache_enabled(self._cache_enabled)
-            out = self.__wrapped__(*args, **kwargs)
+            if self._context is None:
+                out = self.__wrapped__(*args, **kwargs)
+            else:
+                with self._own_block():
+                    out = self.__wrapped__(*args, **kwargs)
         finally:
             if _unnest() == 0:
                 _clear_cache()
@@ -130,11 +90,18 @@ class AutocastMethod:
 
     def _call_traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The same in the form that torch.compile and torch.export understand."""
-        with torch.autocast(
-            self._device_type, dtype=self._dtype, enabled=self._enabled, cache_enabled=self._cache_enabled
+        with (
+            torch.autocast(
+                self._device_type, dtype=self._dtype, enabled=self._enabled, cache_enabled=self._cache_enabled
+            ),
+            self._own_block(),
         ):
             out = self.__wrapped__(*args, **kwargs)
         return convert_to_fp32(out) if self._convert else out
+
+    def _own_block(self) -> Any:
+        """The further block; a method without a model trains."""
+        return nullcontext() if self._context is None else self._context(getattr(self.__self__, "training", True))
 
     @property
     def __name__(self) -> str:
@@ -161,6 +128,7 @@ def wrap_method(
     enabled: bool,
     cache_enabled: bool | None,
     convert_outputs: bool,
+    forward_context: ForwardContext | None = None,
 ) -> M:
     """Put an `AutocastMethod` in place of `model.<name>`, and what it was at `model._original_<name>`.
 
@@ -179,6 +147,7 @@ def wrap_method(
         enabled=enabled,
         cache_enabled=torch.is_autocast_cache_enabled() if cache_enabled is None else cache_enabled,
         convert_outputs=convert_outputs,
+        forward_context=forward_context,
     )
     return model
 

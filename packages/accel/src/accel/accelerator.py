@@ -17,7 +17,7 @@ import accel_tracking
 from accel_state.settings import UNSET, resolve
 
 from . import checkpoints, configuration, parallelism, preparing
-from .handlers import sort_handlers
+from .handlers import recipe_of, sort_handlers
 from .refusals import MEMBERS, refuse_what_cannot_be_honoured
 from .state_hooks import StateHooks
 
@@ -38,7 +38,7 @@ if (
         GradientAccumulationPlugin,
         ParallelismConfig,
     )
-    from accel_precision import AutocastKwargs, GradScalerKwargs
+    from accel_precision import AORecipeKwargs, AutocastKwargs, FP8BackendType, GradScalerKwargs, TERecipeKwargs
     from accel_state import DistributedType, InitProcessGroupKwargs
     from accel_tracking import TrackerSet
 
@@ -51,7 +51,7 @@ class Accelerator:
     Args:
         device_placement: move models, optimizer state and batches to `device`.
         split_batches: deprecated, see `DataLoaderConfiguration`.
-        mixed_precision: "no", "fp16" or "bf16"; default "no".
+        mixed_precision: "no", "fp16", "bf16" or "fp8"; default "no".
         gradient_accumulation_steps: micro-batches per update, used with `accumulate`; default 1.
         cpu: ignore every accelerator. Under a launch of several processes they stay several, and talk over gloo.
         dataloader_config: how loaders are sharded and iterated.
@@ -63,7 +63,7 @@ class Accelerator:
         step_scheduler_with_optimizer: False moves a prepared scheduler one notch per `step()` call, whatever the
             optimizer does; True only with real updates.
         kwargs_handlers: `AutocastKwargs`, `GradScalerKwargs`, `DistributedDataParallelKwargs`,
-            `InitProcessGroupKwargs`, at most one of each.
+            `InitProcessGroupKwargs`, at most one of each, and for "fp8" one of `AORecipeKwargs`, `TERecipeKwargs`.
         parallelism_config: the mesh: how many ranks each kind of parallelism gets.
         fsdp_plugin: how parameters are shared over ranks; without `parallelism_config`, over all of them.
         torch_tp_plugin: deprecated, `ParallelismConfig(tp_size=...)` says the same.
@@ -123,7 +123,12 @@ class Accelerator:
         self.state.device_mesh = parallelism.build_mesh(choice.config, self.state)
         self._repeats_samples = parallelism.repeats_samples(self.state)
         self.gradient_state = accel_state.GradientState(plugin)
-        self.policy = accel_precision.PrecisionPolicy.from_name(self.state.mixed_precision)
+        self.fp8_recipe_handler = recipe_of(handlers, self.state.mixed_precision)
+        self.policy = accel_precision.PrecisionPolicy.from_name(self.state.mixed_precision, self.fp8_recipe_handler)
+        self.policy.require(self.device)
+        self.ao_recipe_handler: AORecipeKwargs | None = self.policy.recipe_of("AO")
+        self.te_recipe_handler: TERecipeKwargs | None = self.policy.recipe_of("TE")
+        self.msamp_recipe_handler = None  # MS-AMP is no longer published: its recipe is refused
         self.scaler = self.policy.scaler(self.device.type, self.scaler_handler)
         self.origins = {
             "mixed_precision": resolve("mixed_precision", mixed_precision).origin,
@@ -228,8 +233,14 @@ class Accelerator:
 
     @property
     def mixed_precision(self) -> str:
-        """ "no", "fp16" or "bf16"."""
+        """ "no", "fp16", "bf16" or "fp8"."""
         return self.state.mixed_precision
+
+    @property
+    def fp8_backend(self) -> FP8BackendType:
+        """Which library computes in 8-bit floats; NO without "fp8"."""
+        backend = self.policy.fp8
+        return accel_precision.FP8BackendType.NO if backend is None else backend.kind
 
     @property
     def sync_gradients(self) -> bool:
@@ -432,6 +443,21 @@ class Accelerator:
         unwrapped: nn.Module = accel_parallel.extract_model_from_parallel(model, keep_fp32_wrapper, keep_torch_compile)
         return unwrapped
 
+    def register_forward_method(self, model: nn.Module, method_name: str) -> None:
+        """Make another method of a prepared model run as forward does: under autocast, and its gradients reduced.
+
+        `generate`, `encode` and `decode` run under autocast as soon as a model is prepared; on several ranks they and
+        all others have to be registered, since the wrapper hides them. Every rank then has to call the method.
+
+        Args:
+            model: as `prepare` returned it.
+            method_name: of the method of the model inside, as "encode".
+
+        Raises:
+            PlanError: the model has no such method.
+        """
+        preparing.register_forward_method(self, model, method_name)
+
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Tensor]:
         """The model's whole state; of a sharded model on rank 0 alone, elsewhere it is empty. Every rank calls it.
 
@@ -470,7 +496,10 @@ class Accelerator:
         return accel_parallel.trigger_sync_in_backward(model)
 
     def autocast(self, autocast_handler: AutocastKwargs | None = None) -> AbstractContextManager[None]:
-        """A block that computes in this precision; the handler given here beats the constructor's."""
+        """A block that computes in this precision; the handler given here beats the constructor's.
+
+        A prepared model computes in its own precision inside of any block, as the innermost autocast decides in torch.
+        """
         return self.policy.autocast(self.device.type, autocast_handler or self.autocast_handler)
 
     def unscale_gradients(self, optimizer: Any = None) -> None:
@@ -478,6 +507,9 @@ class Accelerator:
 
         Args:
             optimizer: one, a list, or None for all that were prepared.
+
+        Raises:
+            NotPreparedError: one was not prepared.
         """
         self.engine.unscale_gradients(optimizer)
 

@@ -66,7 +66,23 @@ def choose(fsdp_plugin: Any, torch_tp_plugin: Any, parallelism_config: Any, mixe
         fsdp_plugin = _with_sharding(fsdp_plugin, parallelism_config)
     if fsdp_plugin is not None and mixed_precision in ("fp16", "bf16") and fsdp_plugin.mixed_precision_policy is None:
         fsdp_plugin = _computing_in(fsdp_plugin, mixed_precision)
+    _refuse_what_has_no_step(fsdp_plugin, parallelism_config, mixed_precision)
     return Choice(config=parallelism_config, fsdp=fsdp_plugin)
+
+
+def _refuse_what_has_no_step(plugin: Any, config: Any, mixed_precision: str) -> None:
+    """Refuse what is asked for beside sharding and has not been built."""
+    for name in ("activation_checkpointing", "activation_checkpointing_offload"):
+        if plugin is not None and getattr(plugin, name):
+            raise SettingError(
+                f"fsdp_plugin with {name}=True: no step does that yet. Leave it out, and wrap blocks by "
+                "torch.utils.checkpoint in the model where memory is short"
+            )
+    if mixed_precision == "fp8" and (plugin is not None or (config is not None and config.tp_enabled)):
+        raise SettingError(
+            "mixed_precision='fp8' beside FSDP or tensor parallelism: 8-bit layers were not shown to be right once "
+            "they are sharded. Use 'bf16', or DistributedDataParallel"
+        )
 
 
 def _computing_in(plugin: FullyShardedDataParallelPlugin, precision: str) -> FullyShardedDataParallelPlugin:

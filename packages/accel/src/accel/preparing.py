@@ -70,11 +70,13 @@ def plan_context(accelerator: Accelerator) -> PlanContext:
 
 
 def model_plan(accelerator: Accelerator, *, place: bool, evaluation_mode: bool) -> Plan:
-    """The steps that this run asks for: placement, sharing or replication over ranks, precision."""
+    """The steps that this run asks for: placement, 8-bit layers, sharing or replication over ranks, precision."""
     steps: list[Any] = []
     plugin, config = accelerator.state.fsdp_plugin, accelerator.state.parallelism_config
     if plugin is None or evaluation_mode:
         steps.append(accel_parallel.single(move=place))
+    if accelerator.policy.fp8 is not None:
+        steps.append(accel_precision.fp8_step(accelerator.policy.fp8))
     if config is not None and config.tp_enabled:
         steps.append(accel_parallel.tensor_parallel(config.tp_handler.plan))
     if not evaluation_mode:
@@ -178,6 +180,14 @@ def prepare_model(
     prepared = accelerator.engine.prepare_model(model, plan)
     accelerator.registry.models.append(prepared)
     return prepared
+
+
+def register_forward_method(accelerator: Accelerator, model: nn.Module, name: str) -> None:
+    """Route a method through the model's wrapper, and run it in this run's precision."""
+    _require(is_model(model), model, "register_forward_method", "a torch.nn.Module")
+    accel_parallel.route_method(model, name)
+    inner = accel_parallel.extract_model_from_parallel(model, keep_torch_compile=False)
+    accelerator.policy.wrap(inner, accelerator.device.type, handler=accelerator.autocast_handler, method=name)
 
 
 def prepare_optimizer(

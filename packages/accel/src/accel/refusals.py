@@ -29,7 +29,6 @@ SETTINGS: dict[str, str] = {
 MEMBERS: dict[str, str] = {
     "deepspeed_plugin": "accel-parallel",
     "deepspeed_ulysses_dl_adapter": "accel-parallel",
-    "fp8_backend": "accel-precision",
     "lomo_backward": "accel-parallel",
     "maybe_context_parallel": "accel-parallel",
     "profile": "accel-tracking",

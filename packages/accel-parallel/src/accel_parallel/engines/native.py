@@ -8,8 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.optim import Optimizer
 
 from accel_parallel import clipping
 from accel_parallel.engines.base import Prepared
@@ -21,6 +23,7 @@ from accel_parallel.scheduler import AcceleratedScheduler, Unit
 from accel_parallel.sync import no_sync
 from accel_parallel.unwrap import class_before_sharding, extract_model_from_parallel, inside_compiled
 from accel_state import GradientState
+from accel_state.errors import NotPreparedError
 from accel_state.protocols import Stateful
 
 
@@ -147,22 +150,34 @@ class NativeEngine:
         """A block whose gradients stay on the rank."""
         return no_sync(*models)
 
-    def unscale_gradients(
-        self, optimizers: AcceleratedOptimizer | Sequence[AcceleratedOptimizer] | None = None
-    ) -> None:
-        """Divide gradients by the loss scale, at most once per update.
+    def unscale_gradients(self, optimizers: Optimizer | Sequence[Optimizer] | None = None) -> None:
+        """Divide gradients by the loss scale, at most once per update; nothing without a scaler or inside a window.
 
         Args:
-            optimizers: one, several, or None for all that were prepared.
+            optimizers: one, several, or None for all that were prepared; wrapped ones, or those inside them.
+
+        Raises:
+            NotPreparedError: one was not prepared, so nothing is known about its scale.
         """
         if self.scaler is None:
             return
         if optimizers is None:
             optimizers = self.optimizers
-        elif isinstance(optimizers, AcceleratedOptimizer):
+        elif isinstance(optimizers, Optimizer):
             optimizers = [optimizers]
-        for optimizer in optimizers:
-            optimizer.unscale_gradients()
+        for wrapped in [self._wrapped(optimizer) for optimizer in optimizers]:
+            wrapped.unscale_gradients()
+
+    def _wrapped(self, optimizer: Optimizer) -> AcceleratedOptimizer:
+        if isinstance(optimizer, AcceleratedOptimizer):
+            return optimizer
+        for known in self.optimizers:
+            if known.optimizer is optimizer:
+                return known
+        raise NotPreparedError(
+            f"unscale_gradients got a {type(optimizer).__name__} that was not prepared: pass what prepare() returned "
+            "for it."
+        )
 
     def clip_grad_norm_(self, parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Clip the gradients of the update that ends here, after unscaling them.
@@ -196,8 +211,10 @@ class NativeEngine:
 
     def _norm_so_far(self, parameters: Sequence[Tensor], norm_type: float) -> Tensor:
         norm = clipping.total_norm(parameters, norm_type)
-        scale = getattr(self.scaler, "get_scale", None)
-        return norm if scale is None else norm / scale()
+        if self.scaler is None:
+            return norm
+        scale: Tensor = self.scaler.scale(torch.ones((), device=norm.device))  # stays on the device, unlike get_scale
+        return norm / scale
 
     def _unscale_owners(self, parameters: Sequence[Tensor]) -> None:
         """Another model's optimizer may still wait for its own backward, so only those concerned are unscaled."""

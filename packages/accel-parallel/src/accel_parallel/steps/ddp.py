@@ -7,11 +7,25 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
 from accel_parallel.ddp_kwargs import DistributedDataParallelKwargs
+from accel_parallel.entry_points import explain_hidden
 from accel_parallel.plan import PlanContext
 from accel_parallel.sizes import format_bytes, parameter_bytes
+
+
+class DistributedDataParallel(TorchDistributedDataParallel):
+    """torch's, by the same name, which says how to reach what the model inside has and it has not."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            inner = vars(self).get("_modules", {}).get("module")
+            if inner is None:
+                raise
+            raise AttributeError(explain_hidden(type(self).__name__, inner, name)) from None
 
 
 @dataclass(frozen=True)
@@ -45,7 +59,7 @@ class Ddp:
 
     def apply(self, model: nn.Module, context: PlanContext, /) -> nn.Module:
         """The wrapped model; one without trained parameters, or wrapped already, is returned itself."""
-        if isinstance(model, DistributedDataParallel) or not any(p.requires_grad for p in model.parameters()):
+        if isinstance(model, TorchDistributedDataParallel) or not any(p.requires_grad for p in model.parameters()):
             return model
         on_accelerator = context.device.type != "cpu"
         options: dict[str, Any] = {} if self.handler is None else self.handler.to_kwargs()

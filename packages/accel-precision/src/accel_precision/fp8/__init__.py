@@ -1,0 +1,1 @@
+"""Training in 8-bit floats: recipes, and the libraries that carry them out."""
