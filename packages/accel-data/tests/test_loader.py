@@ -294,8 +294,9 @@ def test_persistent_workers_that_cannot_be_told_the_epoch_are_warned_of():
 
     loader = prepared(DataLoader(Told(), num_workers=1, persistent_workers=True, multiprocessing_context="fork"))
     list(loader)
-    with pytest.warns(UserWarning, match=r"Told.set_epoch does not reach persistent workers"):
+    with pytest.warns(UserWarning, match=r"Told.set_epoch does not reach persistent workers") as warned:
         list(loader)
+    assert warned[0].filename == __file__
 
 
 # ---- what is refused

@@ -78,6 +78,7 @@ def warned(make, size=5, length=9):
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         values = [gather_for_metrics(make(batch), gradient_state=mailbox) for batch in loader]
+    assert all(warning.filename == __file__ for warning in heard)
     return values, [str(warning.message) for warning in heard]
 
 

@@ -123,8 +123,12 @@ def test_a_block_changes_even_batches_and_restores_it():
         raise KeyError
     assert len(list(loader)) == len(loader) == 2
     stream = prepare_data_loader(DataLoader(Stream(7), batch_size=2), num_processes=3, process_index=2)
-    with pytest.warns(UserWarning, match="1 of 2 loaders stay"), uneven_inputs([loader, stream], even_batches=False):
+    with (
+        pytest.warns(UserWarning, match="1 of 2 loaders stay") as warned,
+        uneven_inputs([loader, stream], even_batches=False),
+    ):
         assert (len(list(loader)), len(list(stream))) == (1, 2)
+    assert warned[0].filename == __file__
 
 
 def dispatched():

@@ -58,8 +58,9 @@ def test_detached_from_the_optimizer_each_call_is_one_notch():
 
 
 def test_the_peers_default_moves_once_per_process_and_says_so():
-    with pytest.warns(UserWarning, match="moves 4 notches per update.*4 processes.*per='update'"):
+    with pytest.warns(UserWarning, match="moves 4 notches per update.*4 processes.*per='update'") as warned:
         scheduler, optimizer, _ = make(num_processes=4)
+    assert warned[0].filename == __file__
     scheduler.step()
     assert lr(optimizer) == 1 / 16
 

@@ -17,9 +17,10 @@ def test_on_one_rank_everything_is_harmless():
 
 def test_join_without_ddp_warns_and_runs():
     ran = []
-    with pytest.warns(UserWarning, match=r"join_uneven_inputs has no effect here.*\['Linear'\]"):  # noqa: SIM117
+    with pytest.warns(UserWarning, match=r"join_uneven_inputs has no effect here.*\['Linear'\]") as warned:  # noqa: SIM117
         with join_uneven_inputs([nn.Linear(1, 1)]):
             ran.append(True)
+    assert warned[0].filename == __file__
     assert ran == [True]
 
 

@@ -75,6 +75,13 @@ def test_a_release_is_compared(packages: Path, version: str, is_enough: bool) ->
     assert accel_state.is_bnb_available(min_version="0.39.0") is is_enough
 
 
+def test_a_release_that_is_none_is_that_of_newer_sources(packages: Path) -> None:
+    install(packages, "bitsandbytes", "git-abc")
+    assert accel_state.is_4bit_bnb_available() and accel_state.is_bnb_available(min_version="99")
+    with pytest.raises(ValueError, match="bitsandbytes calls its release 'git-abc', which cannot be compared"):
+        accel_state.compare_versions("bitsandbytes", ">=", "0.39")
+
+
 def test_rich_has_to_be_asked_for(packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(packages, "rich")
     assert not accel_state.is_rich_available()

@@ -420,6 +420,26 @@ def test_reducing_integers_of_any_width(ranks, size, dtype, value, reduction, ex
         assert got == (torch.float32 if reduction == "mean" else dtype)
 
 
+@pytest.mark.parametrize("size", [3, 9000])  # in the slots, and by an all-reduce
+@pytest.mark.parametrize(
+    ("dtype", "values", "reduction", "expected"),
+    [
+        (torch.float16, (60000.0, 60000.0, 60000.0), "mean", 60000.0),  # the sum is beyond float16
+        (torch.float16, (2048.0, 1.0, 1.0), "sum", 2050.0),  # 2048 + 1 is 2048 in float16
+        (torch.bfloat16, (256.0, 1.0, 1.0), "sum", 258.0),
+        (torch.bfloat16, (256.0, 1.0, 1.0), "max", 256.0),
+        (torch.float16, (2048.0, 1.0, 1.0), "max", 2048.0),
+    ],
+)
+def test_halves_are_added_in_single_precision(ranks, size, dtype, values, reduction, expected) -> None:
+    def body():
+        rank = PartialState(cpu=True).process_index
+        total = reduce(torch.full((size,), values[rank], dtype=dtype), reduction)
+        return total.dtype, total.unique().tolist()
+
+    assert ranks(body, 3) == [(dtype, [expected])] * 3
+
+
 def test_what_cannot_be_reduced_is_said_before_anything_is_sent(ranks) -> None:
     def body():
         PartialState(cpu=True)

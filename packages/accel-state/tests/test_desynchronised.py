@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -17,9 +18,11 @@ from typing import Any
 import pytest
 import torch
 
-from accel_state import PartialState, Trigger, gather, wait_for_everyone
+from accel_state import PartialState, Trigger, gather, meeting, wait_for_everyone
+from accel_state.collectives import absence
 from accel_state.errors import CollectiveMismatchError, ProcessGroupError, RankFailedError
 from accel_state.meeting import agree_on_size
+from accel_state.polling import until
 
 Ranks = Callable[..., list[Any]]
 TIMEOUT = timedelta(seconds=1.5)
@@ -36,10 +39,10 @@ def ends_with(call: Callable[[], Any]) -> tuple[str, float]:
     raise AssertionError("it should have failed")
 
 
-def wait_until(is_so: Callable[[], bool], limit_s: float = 20) -> None:
-    deadline = time.monotonic() + limit_s
-    while not is_so() and time.monotonic() < deadline:
-        time.sleep(0.02)
+def lose_ranks_soon() -> PartialState:
+    """A state with a short time-out, and a short wait for others to say that they came."""
+    absence._GRACE_S = 1.0
+    return PartialState(cpu=True, timeout=TIMEOUT)
 
 
 def through_a_helper(call: Callable[[], Any]) -> Any:
@@ -48,9 +51,9 @@ def through_a_helper(call: Callable[[], Any]) -> Any:
 
 def test_an_infinite_loop_on_one_rank(ranks: Ranks, tmp_path: Path) -> None:
     def body() -> Any:
-        state = PartialState(cpu=True, timeout=TIMEOUT)
+        state = lose_ranks_soon()
         if state.process_index == 1:
-            return wait_until((tmp_path / "done").exists)
+            return until((tmp_path / "done").exists, 20)
         said = ends_with(lambda: through_a_helper(wait_for_everyone))
         (tmp_path / "done").touch()
         return said
@@ -62,12 +65,12 @@ def test_an_infinite_loop_on_one_rank(ranks: Ranks, tmp_path: Path) -> None:
 
 def test_a_stopped_process(ranks: Ranks, tmp_path: Path) -> None:
     def body() -> Any:
-        state = PartialState(cpu=True, timeout=TIMEOUT)
+        state = lose_ranks_soon()
         if state.process_index == 1:
             (tmp_path / "pid").write_text(str(os.getpid()))
             os.kill(os.getpid(), signal.SIGSTOP)
             return None
-        wait_until((tmp_path / "pid").exists)
+        until((tmp_path / "pid").exists, 20)
         time.sleep(0.2)
         said = ends_with(lambda: gather(torch.ones(1)))
         os.kill(int((tmp_path / "pid").read_text()), signal.SIGCONT)
@@ -95,7 +98,7 @@ def test_ranks_in_different_groups(ranks: Ranks) -> None:
     def body() -> Any:
         import torch.distributed as dist
 
-        rank = PartialState(cpu=True, timeout=TIMEOUT).process_index
+        rank = lose_ranks_soon().process_index
         pair = dist.new_group([0, 1], timeout=TIMEOUT)
         if rank == 2:
             return ends_with(lambda: gather(torch.ones(1)))
@@ -172,7 +175,7 @@ def test_the_first_of_a_machine_dies_while_the_store_lives(ranks: Ranks) -> None
         if rank == 3:
             with state.local_main_process_first():
                 return None
-        wait_until(lambda: False, 3)
+        time.sleep(2)
 
     with pytest.raises(RankFailedError, match=r"rank 3 waits in local_main.* for rank 2, which has ended"):
         ranks(body, 4)
@@ -211,6 +214,19 @@ def test_ranks_that_were_told_different_numbers(ranks: Ranks) -> None:
         assert "rank 0 was told that the job has 2 ranks, rank 1 that it has 3" in said, said
 
 
+@pytest.mark.parametrize("told", [3, 5])
+def test_rank_0_was_told_more_than_the_others(ranks: Ranks, told: int) -> None:
+    def body() -> Any:
+        if os.environ["RANK"] == "0":
+            os.environ["WORLD_SIZE"] = os.environ["LOCAL_WORLD_SIZE"] = str(told)
+        return ends_with(lambda: PartialState(cpu=True, timeout=timedelta(seconds=20)))
+
+    for rank, (said, took_s) in enumerate(ranks(body, 2)):
+        assert took_s < LIMIT_S
+        assert f"rank 0 was told that the job has {told} ranks, rank 1 that it has 2: give all of" in said, said
+        assert f"rank {rank} of {told if rank == 0 else 2} could not join the others at 127.0.0.1:" in said
+
+
 def test_a_rank_that_does_not_start(ranks: Ranks) -> None:
     def body() -> Any:
         if os.environ["RANK"] == "1":
@@ -219,10 +235,11 @@ def test_a_rank_that_does_not_start(ranks: Ranks) -> None:
 
     said, took_s = ranks(body, 2)[0]
     assert took_s < LIMIT_S
-    assert "rank 0 of 2 could not join the others" in said and "all ranks were given one world size" in said
+    assert re.search(r"rank 0 of 2 could not join the others at .*: rank 1 of 2 never came within 1 s", said), said
 
 
-def test_ranks_that_do_not_come_to_a_launchers_store_are_named() -> None:
+def test_ranks_that_do_not_come_to_a_launchers_store_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "_GRACE_S", 0.1)
     store, limit = torch.distributed.HashStore(), timedelta(seconds=0.1)
     store.set("size/2", "4")
     for rank in (0, 2):
@@ -232,17 +249,35 @@ def test_ranks_that_do_not_come_to_a_launchers_store_are_named() -> None:
         agree_on_size(torch.distributed.HashStore(), 1, 4, limit)
 
 
-def test_a_port_in_use(ranks: Ranks) -> None:
+def test_a_port_in_use_is_named_as_the_cause_on_the_rank_that_needs_it_and_on_those_that_find_the_other(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    with socket.socket() as other:  # somebody else's server, which never says a word
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = str(other.getsockname()[1])
+
+        def body() -> Any:
+            meeting._GRACE_S = 0.2
+            os.environ["MASTER_PORT"] = port
+            return ends_with(lambda: PartialState(cpu=True, timeout=timedelta(seconds=1)))
+
+        (first, _), (second, _) = ranks(body, 2)
+    assert re.search(
+        rf"rank 0 of 2 could not join .* at 127.0.0.1:{port}: another program uses that port already",
+        first,
+    ), first
+    assert re.search(
+        rf"rank 1 of 2 could not join .*:{port}: .* not the store of the job: .* another MASTER_PORT", second
+    ), second
+
+
+def test_those_who_wait_long_leave_no_noise(ranks: Ranks) -> None:
     def body() -> Any:
-        import socket
+        state = PartialState(cpu=True)
+        with state.main_process_first():
+            time.sleep(2.5 if state.is_main_process else 0)
+        os.fsync(2)
+        return Path("/proc/self/fd/2").resolve().read_text()
 
-        if os.environ["RANK"] == "1":
-            return None
-        with socket.socket() as other:
-            other.bind(("", 0))
-            other.listen()
-            os.environ["MASTER_PORT"] = str(other.getsockname()[1])
-            return ends_with(lambda: PartialState(cpu=True, timeout=timedelta(seconds=2)))
-
-    said, _ = ranks(body, 2)[0]
-    assert "could not join the others at 127.0.0.1:" in said and "the port is free" in said
+    assert ranks(body, 2) == ["", ""]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from accel_state.errors import TopologyError
-from accel_state.launchers import expand_hosts
+from accel_state.slurm import expand_hosts
 from accel_state.topology import Topology
 
 # Rank 5 of 6 on the second of two machines, as each launcher says it (what it sets beside is shortened).
@@ -208,6 +208,23 @@ def changed(variables: dict[str, str], **changes: str | None) -> dict[str, str]:
         (changed(SLURM, SLURM_STEP_TASKS_PER_NODE="3*2"), "SLURM_STEP_TASKS_PER_NODE='3\\*2' is not a list of tasks"),
         (changed(SLURM, SLURM_STEP_NODELIST="n1"), "SLURM_STEP_NUM_NODES=2 contradicts the machines of the job: n1"),
         (changed(SLURM, SLURM_STEP_NODELIST="n[1,7"), r"'n\[1,7' has a bracket that is not closed"),
+        (
+            changed(SLURM, SLURM_PROCID="2"),
+            r"SLURM_PROCID=2 contradicts SLURM_NODEID=1 and SLURM_LOCALID=2 .*: that place has number 5",
+        ),
+        (
+            changed(
+                SLURM,
+                SLURM_NODEID="1",
+                SLURM_PROCID="3",
+                SLURM_LOCALID="0",
+                SLURM_STEP_NUM_TASKS="4",
+                SLURM_STEP_NUM_NODES="4",
+                SLURM_STEP_TASKS_PER_NODE="1(x4)",
+                SLURM_STEP_NODELIST="n[1-4]",
+            ),
+            r"SLURM_PROCID=3 contradicts SLURM_NODEID=1 and SLURM_LOCALID=0 with SLURM_STEP_TASKS_PER_NODE=1\(x4\)",
+        ),
         (changed(XLA, PJRT_LOCAL_PROCESS_COUNT=None), "but PJRT_LOCAL_PROCESS_COUNT is not set"),
         (changed(XLA, PJRT_LOCAL_PROCESS_RANK="3"), "PJRT_LOCAL_PROCESS_RANK=3 contradicts PJRT_LOCAL_PROCESS_COUNT=3"),
         (changed(XLA, TPU_WORKER_ID="2"), "TPU_WORKER_ID=2 contradicts the number of TPU_WORKER_HOSTNAMES=2"),
@@ -216,6 +233,80 @@ def changed(variables: dict[str, str], **changes: str | None) -> dict[str, str]:
 def test_what_does_not_fit_is_named(variables: dict[str, str], words: str) -> None:
     with pytest.raises(TopologyError, match=words):
         Topology.from_env(variables)
+
+
+def torchrun(rank: int, world_size: int, local_rank: int, local_world_size: int, **others: str) -> dict[str, str]:
+    place = {"RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": local_world_size}
+    return {name: str(value) for name, value in place.items()} | {"MASTER_ADDR": "n1", "MASTER_PORT": "29501"} | others
+
+
+def mpi(rank: int, size: int) -> dict[str, str]:
+    local = {"OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
+    return {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": str(size), **local}
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        (torchrun(0, 2, 0, 2) | mpi(1, 2), "RANK=0 contradicts OMPI_COMM_WORLD_RANK=1 of the same number of processes"),
+        (torchrun(0, 2, 0, 2, OMPI_COMM_WORLD_RANK="1"), "RANK=0 contradicts OMPI_COMM_WORLD_RANK=1"),
+        (torchrun(1, 4, 1, 2, MV2_COMM_WORLD_RANK="3", MV2_COMM_WORLD_SIZE="4"), "contradicts MV2_COMM_WORLD_RANK=3"),
+        (torchrun(1, 4, 1, 2, PMI_RANK="3", PMI_SIZE="4", MPI_LOCALRANKID="1"), "RANK=1 contradicts PMI_RANK=3"),
+        (torchrun(1, 4, 1, 2, GROUP_WORLD_SIZE="1"), "GROUP_WORLD_SIZE=1 contradicts WORLD_SIZE=4 and LOCAL_WORLD_SI"),
+        (torchrun(1, 4, 1, 3, GROUP_WORLD_SIZE="3"), "that leaves 1 processes for 2 other machines"),
+        (torchrun(1, 2, 1, 2, GROUP_RANK="1"), "GROUP_RANK=1 contradicts RANK=1 and LOCAL_RANK=1"),
+        (
+            changed(torchrun(0, 4, 0, 2, GROUP_WORLD_SIZE="2"), LOCAL_WORLD_SIZE=None),
+            "=2, so .* LOCAL_WORLD_SIZE is not",
+        ),
+    ],
+)
+def test_torchruns_variables_that_contradict_each_other_or_mpiruns(variables: dict[str, str], words: str) -> None:
+    with pytest.raises(TopologyError, match=words):
+        Topology.from_env(variables)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        # mpirun starts one torchrun per machine: ranks are torchrun's, in whatever order its agents met
+        torchrun(3, 4, 1, 2, GROUP_RANK="1", GROUP_WORLD_SIZE="2", TORCHELASTIC_RUN_ID="7") | mpi(1, 2),
+        torchrun(0, 2, 0, 1, GROUP_RANK="0", GROUP_WORLD_SIZE="2", TORCHELASTIC_RUN_ID="7") | mpi(1, 2),
+        # mpirun starts one launcher per machine, or only one
+        torchrun(3, 4, 1, 2) | mpi(1, 2),
+        torchrun(3, 4, 3, 4) | mpi(0, 1),
+        # a script of mpirun's exports torchrun's names
+        torchrun(1, 2, 1, 2) | mpi(1, 2),
+        # mpirun starts runs of one process each
+        torchrun(0, 1, 0, 1) | mpi(1, 2),
+        # srun starts one torchrun per machine, or a shell in which a launcher is started
+        torchrun(3, 4, 1, 2, TORCHELASTIC_RUN_ID="7") | SLURM,
+        torchrun(3, 6, 3, 6) | {**SLURM, "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"},
+        # the same, with srun's own PMI
+        torchrun(3, 6, 3, 6, PMI_RANK="0", PMI_SIZE="6"),
+        # ranks dealt to machines in turn
+        torchrun(2, 4, 1, 2, GROUP_RANK="0", GROUP_WORLD_SIZE="2"),
+        # machines with unequally many
+        torchrun(3, 4, 0, 1, GROUP_RANK="1", GROUP_WORLD_SIZE="2"),
+    ],
+)
+def test_variables_of_two_launchers_may_be_there(variables: dict[str, str]) -> None:
+    variables = {**variables, "MASTER_ADDR": "n1"}
+    found = Topology.from_env(variables)
+    assert (found.rank, found.local_rank) == (int(variables["RANK"]), int(variables["LOCAL_RANK"]))
+
+
+@pytest.mark.parametrize(
+    ("node", "local", "rank"), [(0, 1, 1), (1, 0, 1), (1, 2, 5), (0, 2, 4), (1, 1, 3), (0, 2, 2), (1, 1, 4)]
+)
+def test_slurm_may_deal_tasks_in_blocks_in_turn_or_in_planes(node: int, local: int, rank: int) -> None:
+    place = {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(local), "SLURM_NODEID": str(node)}
+    assert Topology.from_env({**SLURM, **place}).rank == rank
+
+
+def test_slurm_may_be_told_where_each_task_goes() -> None:
+    anywhere = {"SLURM_PROCID": "2", "SLURM_LOCALID": "2", "SLURM_NODEID": "1", "SLURM_DISTRIBUTION": "arbitrary"}
+    assert Topology.from_env({**SLURM, **anywhere}).rank == 2
 
 
 @pytest.mark.parametrize(

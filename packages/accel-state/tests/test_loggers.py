@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import logging
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -106,34 +108,74 @@ def test_who_speaks_on_several_ranks(ranks: Ranks) -> None:
     ]
 
 
-def test_order_is_kept_and_a_rank_that_does_not_log_delays_but_does_not_hang(ranks: Ranks, tmp_path: Any) -> None:
+class Lines(logging.Handler):
+    """Writes what is logged to a file that the ranks share."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with self.path.open("a") as file:
+            file.write(f"{record.getMessage()}\n")
+
+
+def test_messages_come_rank_after_rank(ranks: Ranks, tmp_path: Path) -> None:
     def body() -> Any:
-        import time
-
-        import accel_state.ordering as ordering
-
-        ordering._ORDER_PATIENCE = ordering.timedelta(seconds=0.5)
         rank = PartialState(cpu=True).process_index
-
-        class Handler(logging.Handler):
-            def emit(self, record: logging.LogRecord) -> None:
-                with (tmp_path / "log").open("a") as file:
-                    file.write(f"{record.getMessage()}\n")
-
         logger = get_logger("job")
-        logger.logger.addHandler(Handler())
+        logger.logger.addHandler(Lines(tmp_path / "log"))
         for round_ in range(3):
-            if rank == 0:
-                time.sleep(0.1)
+            time.sleep(0.1 * (2 - rank))
             logger.warning("%d", round_, in_order=True)
-        PartialState().wait_for_everyone()
-        start = time.monotonic()
-        if rank != 0:
-            logger.warning("without rank 0", in_order=True)
-        return time.monotonic() - start
+            PartialState().wait_for_everyone()
+        return None
 
-    assert all(took_s < 3 for took_s in ranks(body, 2))
+    ranks(body, 3)
     assert (tmp_path / "log").read_text().splitlines() == [
-        *(f"[RANK {rank}] {round_}" for round_ in range(3) for rank in range(2)),
-        "[RANK 1] without rank 0",
+        f"[RANK {rank}] {round_}" for round_ in range(3) for rank in range(3)
     ]
+
+
+def test_a_rank_that_does_not_log_is_waited_for_once_until_it_is_heard_again(ranks: Ranks, tmp_path: Path) -> None:
+    def body() -> Any:
+        from accel_state import rank_order
+        from accel_state.process_group import current_job
+
+        rank_order._PATIENCE_S = 0.3
+        waits: list[bool] = []
+        until = rank_order.until
+        rank_order.until = lambda is_so, limit_s: waits.append(until(is_so, limit_s)) or waits[-1]  # type: ignore[func-returns-value]
+        state = PartialState(cpu=True)
+        rank = state.process_index
+        logger = get_logger("job")
+        logger.logger.addHandler(Lines(tmp_path / "log"))
+        channel = current_job().channel
+        assert channel is not None
+
+        def say(word: str) -> None:
+            logger.warning(word, in_order=True)
+
+        say("all")
+        state.wait_for_everyone()
+        num_keys = channel.store.num_keys()
+        if rank == 1:
+            for _ in range(20):
+                say("alone")
+                logger.warning("elsewhere", in_order=True)
+        vain = waits.count(False)
+        state.wait_for_everyone()
+        if rank == 0:
+            say("again")
+        state.wait_for_everyone()
+        if rank == 1:
+            say("again")  # after rank 0 was heard, which has said as much by now
+        state.wait_for_everyone()
+        time.sleep(0.1 * (1 - rank))
+        say("together")
+        return vain, waits.count(False) - vain, channel.store.num_keys() - num_keys
+
+    assert ranks(body, 2) == [(0, 0, 0), (1, 0, 0)]
+    log = (tmp_path / "log").read_text().splitlines()
+    assert log[:2] == ["[RANK 0] all", "[RANK 1] all"]
+    assert log[-4:] == ["[RANK 0] again", "[RANK 1] again", "[RANK 0] together", "[RANK 1] together"]

@@ -39,13 +39,49 @@ def untouched_generators() -> Iterator[None]:
     restore_rng_state(state)
 
 
-@pytest.mark.parametrize("seed", [0, 42, 2**40, -3])
+@pytest.mark.parametrize("seed", [0, 42, 2**40, 2**64 - 1, np.int64(5)])
 def test_set_seed_repeats_all_draws(seed: int) -> None:
     assert set_seed(seed) == seed
     first = draw()
     assert draw() != first
     set_seed(seed)
     assert draw() == first and current_seed() == seed
+
+
+@pytest.mark.parametrize(
+    ("seed", "error", "words"),
+    [
+        (
+            2**64,
+            ValueError,
+            r"seed=18446744073709551616, and torch takes seeds from 0 to 2\*\*64 - 1 \(numpy below 2\*\*32",
+        ),
+        (-1, ValueError, "seed=-1, and torch takes seeds from 0"),
+        (1.5, TypeError, "got 1.5, a float: give an integer"),
+        ("7", TypeError, "got '7', a str"),
+        (None, TypeError, "got None, a NoneType"),
+        (True, TypeError, "got True, a bool"),
+    ],
+)
+def test_a_seed_that_cannot_be_leaves_every_generator_alone(seed: Any, error: type[Exception], words: str) -> None:
+    set_seed(11)
+    expected = draw()
+    set_seed(11)
+    with pytest.raises(error, match=words):
+        set_seed(seed)
+    assert draw() == expected and current_seed() == 11
+
+
+def test_a_seed_that_only_the_rank_takes_out_of_range(ranks: Ranks) -> None:
+    def body() -> Any:
+        PartialState(cpu=True)
+        try:
+            return set_seed(2**64 - 1, device_specific=True)
+        except ValueError as error:
+            return str(error)
+
+    first, second = ranks(body, 2)
+    assert first == 2**64 - 1 and "seed=18446744073709551615 and rank 1 added" in second
 
 
 def test_seeding_is_that_of_the_libraries() -> None:

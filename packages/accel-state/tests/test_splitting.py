@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import Dataset, IterableDataset, Subset
 
 from accel_state.splitting import drop_padding, part_bounds, split_part
 
@@ -43,7 +46,8 @@ def test_padding_repeats_the_last_element_so_that_parts_are_equally_long(items: 
         ([1], True, ([1], [1])),
         ([], True, ([], [])),
         ({"x": [1, 2, 3], "y": ("p", "q", "r")}, False, ({"x": [1, 2], "y": ("p", "q")}, {"x": [3], "y": ("r",)})),
-        ("whole", False, ("whole", "whole")),
+        (range(3), False, (range(2), range(2, 3))),
+        (range(3), True, (range(2), [2, 2])),
     ],
 )
 def test_types_are_kept(inputs: Any, pad: bool, expected: tuple[Any, Any]) -> None:
@@ -66,6 +70,53 @@ def test_data_sets_are_asked_to_select() -> None:
             return indices
 
     assert split_part(Rows(), 1, 2, apply_padding=True) == [2, 2]
+
+
+class Squares(Dataset[int]):
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> int:
+        return index**2
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter([1, 2])
+
+
+def test_data_sets_of_torch_become_subsets() -> None:
+    data = Squares()
+    plain, padded = split_part(data, 1, 2), split_part(data, 1, 2, apply_padding=True)
+    assert isinstance(plain, Subset) and plain.dataset is data and list(plain) == [4]
+    assert isinstance(padded, Subset) and list(padded) == [4, 4]
+    assert list(split_part({"x": data, "y": ["a", "c"][:1] * 3}, 0, 2)["x"]) == [0, 1]
+
+
+def test_arrays_stay_arrays() -> None:
+    array = np.arange(6).reshape(3, 2)
+    assert isinstance(split_part(array, 1, 2), np.ndarray)
+    assert split_part(array, 1, 2).tolist() == [[4, 5]]
+    assert split_part(array, 1, 2, apply_padding=True).tolist() == [[4, 5], [4, 5]]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "words"),
+    [
+        ("text", r"a str \('text'\), which cannot be split: give a list"),
+        (7, r"a int \(7\)"),
+        ({1, 2}, "a set"),
+        (torch.tensor(1.0), "a Tensor"),
+        (np.array(1.0), "a ndarray"),
+        (Stream(), "a Stream"),
+        (deque([1, 2]), "a deque"),
+        ({"a": [1, 2], "b": True}, r"a bool at key 'b' \(True\), which cannot be split"),
+        ({"a": [1, 2], "b": "ab"}, r"a str at key 'b'"),
+    ],
+)
+def test_what_has_no_parts_is_refused(inputs: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        split_part(inputs, 0, 2)
 
 
 def test_unequal_lengths_name_keys_and_lengths() -> None:

@@ -124,6 +124,17 @@ def test_the_current_state_refuses_other_settings() -> None:
         AcceleratorState(mixed_precision="fp16")
 
 
+def test_the_current_state_refuses_other_plugins() -> None:
+    mine, other = SimpleNamespace(name="mine"), SimpleNamespace(name="other")
+    state = make(fsdp_plugin=mine, deepspeed_plugin={"a": mine})
+    assert AcceleratorState(fsdp_plugin=SimpleNamespace(name="mine")) is state
+    assert AcceleratorState(deepspeed_plugin={"a": mine}) is state and AcceleratorState(deepspeed_plugin=mine) is state
+    names = ["dynamo_plugin", "deepspeed_plugin", "fsdp_plugin", "torch_tp_plugin", "megatron_lm_plugin"]
+    for name in [*names, "parallelism_config"]:
+        with pytest.raises(SettingError, match=rf"has {name}=.*, which {name}=namespace\(name='other'\) cannot change"):
+            AcceleratorState(**{name: other})
+
+
 def test_precision_comes_from_the_environment_only_where_it_was_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     from_environment, given = make(), make(mixed_precision="no")

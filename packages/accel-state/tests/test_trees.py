@@ -30,7 +30,7 @@ from accel_state import (
 )
 from accel_state.collectives.layout import any_first, flatten, whole
 from accel_state.collectives.packing import as_bytes, as_message, as_plain, columns, join, padded_bytes
-from accel_state.collectives.trees import leaves_with_paths, map_leaves
+from accel_state.collectives.trees import leaves_with_paths, loop_in, map_leaves
 
 Point = namedtuple("Point", ["x", "y"])
 
@@ -214,6 +214,46 @@ def test_the_text_of_a_layout() -> None:
     assert len(leaves) == 4
     assert text == "gather {'a': float32[*, 3], 0: (int64[*], [bool[*]]), 'p': Point(float32[*], [])}"
     assert flatten(torch.ones(2, 3), "x", whole)[1] == "x float32[2, 3]"
+
+
+def looped() -> dict[str, Any]:
+    inner: list[Any] = [torch.ones(1)]
+    inner.append({"again": inner})
+    return {"a": torch.ones(1), "x": inner}
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("send_to_device", lambda data: send_to_device(data, "cpu")),
+        ("recursively_apply", lambda data: recursively_apply(torch.neg, data=data)),
+        ("recursively_apply", lambda data: recursively_apply(torch.neg, data, error_on_other_type=True)),
+        ("concatenate", lambda data: concatenate([data, data])),
+        ("find_device", lambda data: find_device(endless())),
+        ("find_batch_size", lambda data: find_batch_size(endless())),
+        ("gather", lambda data: flatten(data, "gather", any_first)),
+    ],
+)
+def test_data_without_an_end_is_refused_with_the_place(name: str, call: Any) -> None:
+    with pytest.raises(ValueError, match=rf"^{name}: the data holds itself, at \["):
+        call(looped())
+
+
+def endless() -> list[Any]:
+    data: list[Any] = []
+    data.append(data)
+    return data
+
+
+def test_the_place_of_a_loop_and_data_that_is_only_deep() -> None:
+    assert loop_in(looped()) == "['x'][1]['again']"
+    shared = [torch.ones(1)]
+    assert loop_in([shared, shared]) is None
+    deep: Any = torch.ones(1)
+    for _ in range(5000):
+        deep = [deep]
+    with pytest.raises(RecursionError):
+        send_to_device(deep, "cpu")
 
 
 def test_leaves_that_cannot_be_sent_are_named() -> None:

@@ -108,8 +108,9 @@ def test_two_handlers_of_one_class_and_an_unknown_one_are_errors():
 
 
 def test_split_batches_is_deprecated_and_must_not_contradict():
-    with pytest.warns(FutureWarning, match="DataLoaderConfiguration"):
+    with pytest.warns(FutureWarning, match="DataLoaderConfiguration") as warned:
         assert Accelerator(cpu=True, split_batches=True).split_batches
+    assert warned[0].filename == __file__
     with pytest.warns(FutureWarning), pytest.raises(SettingError, match="contradicts"):
         Accelerator(cpu=True, split_batches=True, dataloader_config=DataLoaderConfiguration())
 

@@ -182,8 +182,9 @@ def test_harmless_calls_stay_harmless_on_one_process():
         accelerator.backward(model(torch.ones(1, 1)).sum())
     accelerator.unscale_gradients()
     accelerator.wait_for_everyone()
-    with pytest.warns(UserWarning, match="no effect"), accelerator.join_uneven_inputs([model]):
+    with pytest.warns(UserWarning, match="no effect") as warned, accelerator.join_uneven_inputs([model]):
         accelerator.backward(model(torch.ones(1, 1)).sum())
+    assert warned[0].filename == __file__
     loader = accelerator.prepare(DataLoader(torch.arange(4)))
     with pytest.warns(UserWarning, match="no effect"), accelerator.join_uneven_inputs([model], even_batches=False):
         assert not loader.batch_sampler.even_batches

@@ -94,8 +94,9 @@ def test_a_background_save_and_automatic_naming_call_hooks(tmp_path):
     loaded = []
     accelerator.register_save_state_pre_hook(lambda models, weights, path: Path(path, "note").touch())
     accelerator.register_load_state_pre_hook(lambda models, path: loaded.append((path, models.pop())))
-    with pytest.warns(RuntimeWarning, match="elsewhere' is not used"):
+    with pytest.warns(RuntimeWarning, match="elsewhere' is not used") as warned:
         directory = accelerator.save_state("elsewhere", blocking=False).wait()
+    assert warned[0].filename == __file__
     assert (directory / "note").is_file()
     accelerator.load_state()
     assert loaded == [(str(tmp_path / "checkpoints" / "checkpoint_0"), model)]
@@ -139,5 +140,6 @@ def test_saving_within_an_accumulation_window_warns(tmp_path):
     model = accelerator.prepare(nn.Linear(2, 2))
     with accelerator.accumulate(model):
         accelerator.backward(model(torch.ones(1, 2)).sum())
-    with pytest.warns(RuntimeWarning, match="not bit-exact"):
+    with pytest.warns(RuntimeWarning, match="not bit-exact") as warned:
         accelerator.save_state(tmp_path / "c")
+    assert warned[0].filename == __file__

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from typing import Any
+
+from accel_state import warn_user
 
 from .stream import IterableDatasetShard
 
@@ -38,8 +39,7 @@ def warn_of_deaf_workers(dataset: Any) -> None:
     """Persistent workers, once started, read from a copy of the data set that nobody can tell anything."""
     told = dataset.dataset if isinstance(dataset, IterableDatasetShard) else dataset
     if callable(getattr(told, "set_epoch", None)):
-        warnings.warn(
+        warn_user(
             f"{type(told).__name__}.set_epoch does not reach persistent workers, which keep the copy of the data set "
             "that they were started with. Use persistent_workers=False, or a data set that comes in shards.",
-            stacklevel=5,
         )

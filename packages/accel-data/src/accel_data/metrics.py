@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from accel_state import gather, gather_object, recursively_apply, reduce
+from accel_state import gather, gather_object, recursively_apply, reduce, warn_user
 
 from .feeds import Tail
 
@@ -91,10 +90,9 @@ def _real_items(items: list[Any], tail: Tail | None) -> list[Any]:
 def _cutter(tail: Tail) -> Callable[[Tensor], Tensor]:
     def cut(leaf: Tensor) -> Tensor:
         if leaf.ndim == 0:
-            warnings.warn(
+            warn_user(
                 "gather_for_metrics got a 0-d value on a last batch that was filled up: the fill-up samples are in it. "
                 "Gather the values per sample, or use weighted_mean(value, count).",
-                stacklevel=5,
             )
             return leaf
         kept = _num_kept(leaf.shape[0], tail)
@@ -109,9 +107,8 @@ def _num_kept(length: int, tail: Tail) -> int | None:
         return 0
     if length % tail.size == 0:
         return length // tail.size * tail.real
-    warnings.warn(
+    warn_user(
         f"gather_for_metrics got {length} values for a last batch of {tail.size} samples, {tail.real} of them real: "
         "which values belong to the samples that only fill it up cannot be told, so all are kept.",
-        stacklevel=6,
     )
     return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
+from accel_state import warn_user
 from accel_state.errors import DataLoaderError
 
 from .adapter import DataLoaderAdapter
@@ -195,10 +195,9 @@ def _check_loader(dataloader: Any) -> None:
         )
     known = (DataLoader.__iter__, DataLoaderAdapter.__iter__)
     if type(dataloader).__iter__ not in known and not iterates_as_torchdata(dataloader):
-        warnings.warn(
+        warn_user(
             f"{type(dataloader).__name__} has an __iter__ of its own, which the prepared loader does not call: it "
             "iterates as torch's DataLoader does, over the same data set, order and collate function.",
-            stacklevel=3,
         )
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from accel_state import warn_user
 
 from .adapter import DataLoaderAdapter
 from .dispatch import DataLoaderDispatcher
@@ -26,10 +27,9 @@ def uneven_inputs(loaders: Iterable[Any], even_batches: bool | None = None) -> I
     prepared = [loader for loader in loaders if isinstance(loader, DataLoaderAdapter)]
     holders = [] if even_batches is None else [holder for loader in prepared if (holder := _holder(loader)) is not None]
     if even_batches is not None and len(holders) < len(prepared):
-        warnings.warn(
+        warn_user(
             f"even_batches={even_batches} is not applied to iterable data sets: {len(prepared) - len(holders)} of "
             f"{len(prepared)} loaders stay as they are.",
-            stacklevel=3,
         )
     before = [(holder, holder.even_batches) for holder in holders]
     joined = [(loader, loader.joins_uneven_inputs) for loader in prepared]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from accel_state import GradientState, PartialState
+from accel_state import GradientState, PartialState, warn_user
 
 Unit = Literal["update", "sample"]
 
@@ -55,12 +54,11 @@ class AcceleratedScheduler:
             num_processes = PartialState().num_processes
         self._notches = 1 if split_batches or per == "update" or not step_with_optimizer else num_processes
         if self._notches > 1 and per is None:
-            warnings.warn(
+            warn_user(
                 f"this learning-rate scheduler moves {self._notches} notches per update, one for each of the "
                 f"{self._notches} processes, so a schedule that was counted in updates is compressed. Say which unit "
                 "it counts in: prepare_scheduler(scheduler, per='update') moves one notch per update, per='sample' "
                 "keeps this without the warning.",
-                stacklevel=2,
             )
 
     def step(self, *args: Any, **kwargs: Any) -> None:

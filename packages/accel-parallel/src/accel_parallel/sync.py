@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -12,6 +11,7 @@ from torch import nn
 from torch.distributed.algorithms.join import Join, Joinable
 from torch.nn.parallel import DistributedDataParallel
 
+from accel_state import warn_user
 from accel_state.errors import PlanError
 
 from .unwrap import inside_compiled, is_compiled_module
@@ -99,10 +99,9 @@ def join_uneven_inputs(joinables: Sequence[Any]) -> Iterator[None]:
     """
     taking_part = [joinable for joinable in joinables if isinstance(joinable, Joinable)]
     if not taking_part or not torch.distributed.is_initialized():
-        warnings.warn(
+        warn_user(
             "join_uneven_inputs has no effect here: it works with models under DistributedDataParallel, and got "
             f"{[type(joinable).__name__ for joinable in joinables]}.",
-            stacklevel=3,
         )
         yield
         return

@@ -50,14 +50,15 @@ if TYPE_CHECKING:
     from accel_state.availability import is_triton_available as is_triton_available
     from accel_state.availability import is_wandb_available as is_wandb_available
     from accel_state.availability import is_weights_only_available as is_weights_only_available
+    from accel_state.callsite import warn_user as warn_user
     from accel_state.collectives.operations import broadcast as broadcast
     from accel_state.collectives.operations import broadcast_object_list as broadcast_object_list
     from accel_state.collectives.operations import copy_tensor_to_devices as copy_tensor_to_devices
     from accel_state.collectives.operations import gather as gather
     from accel_state.collectives.operations import gather_object as gather_object
     from accel_state.collectives.operations import pad_across_processes as pad_across_processes
-    from accel_state.collectives.operations import reduce as reduce
     from accel_state.collectives.operations import wait_for_everyone as wait_for_everyone
+    from accel_state.collectives.reduction import reduce as reduce
     from accel_state.collectives.trees import TensorInformation as TensorInformation
     from accel_state.collectives.trees import concatenate as concatenate
     from accel_state.collectives.trees import find_batch_size as find_batch_size
@@ -159,16 +160,17 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "protocols": ["Stateful"],
         "devices": ["DeviceKind", "device_kind"],
         "device_count": ["count_devices"],
+        "callsite": ["warn_user"],
         "collectives.operations": [
             "gather",
             "gather_object",
             "broadcast",
             "broadcast_object_list",
             "copy_tensor_to_devices",
-            "reduce",
             "pad_across_processes",
             "wait_for_everyone",
         ],
+        "collectives.reduction": ["reduce"],
         "collectives.trees": [
             "TensorInformation",
             "concatenate",

@@ -85,7 +85,16 @@ class AcceleratorState(ProcessFacts):
         **kwargs: Any,
     ) -> None:
         if vars(self):
-            self._check_same(mixed_precision, cpu)
+            self._check_same(
+                mixed_precision,
+                cpu,
+                dynamo_plugin=dynamo_plugin,
+                deepspeed_plugin=deepspeed_plugin,
+                fsdp_plugin=fsdp_plugin,
+                torch_tp_plugin=torch_tp_plugin,
+                megatron_lm_plugin=megatron_lm_plugin,
+                parallelism_config=parallelism_config,
+            )
             return
         process = PartialState(cpu, **kwargs)
         vars(self).update(process.__dict__)  # plain values: hot paths read them
@@ -113,7 +122,7 @@ class AcceleratorState(ProcessFacts):
             made.pop()
         return None
 
-    def _check_same(self, mixed_precision: str | None, cpu: bool) -> None:
+    def _check_same(self, mixed_precision: str | None, cpu: bool, **given: Any) -> None:
         if mixed_precision is not None and mixed_precision != self.mixed_precision:
             raise SettingError(
                 f"the current Accelerator has mixed_precision={self.mixed_precision!r}, which mixed_precision="
@@ -121,6 +130,13 @@ class AcceleratorState(ProcessFacts):
             )
         if cpu and self.device.type != "cpu":
             raise SettingError(f"the current Accelerator runs on {self.device}, which cpu=True cannot change")
+        for name, value in given.items():
+            mine = self.deepspeed_plugins if isinstance(value, dict) else getattr(self, name)
+            if value is not None and value is not mine and value != mine:
+                raise SettingError(
+                    f"the current Accelerator has {name}={mine!r:.200}, which {name}={value!r:.200} cannot change. "
+                    "Pass it to a new Accelerator: several may live side by side"
+                )
 
     def __getattr__(self, name: str) -> Any:  # only for what is not there
         if not vars(self) and not name.startswith("__"):

@@ -41,10 +41,13 @@ def installed_version(distribution: str) -> str | None:
 
 
 def _is_at_least(module: str, minimum: str, distribution: str | None = None) -> bool:
+    """Whether a library is there of some release; one whose release is none (`git-abc`) counts as newer."""
     from accel_state.versions import compare_versions
 
     version = installed_version(distribution or module) if is_installed(module) else None
-    return version is not None and compare_versions(version, ">=", minimum)
+    if version is None:
+        return False
+    return not version[:1].isdigit() or compare_versions(version, ">=", minimum)
 
 
 # ---------------------------------------------------------------- libraries

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import ModuleType
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 
 from accel_state.availability import is_installed
+from accel_state.callsite import warn_user
 from accel_state.enums import DistributedType
 from accel_state.errors import DeviceError
 
@@ -110,7 +110,7 @@ def _brings_kind(plugin: str) -> bool:
     try:
         importlib.import_module(plugin)
     except Exception as error:  # noqa: BLE001  (a broken plugin may raise anything, and others can still be used)
-        warnings.warn(f"{plugin} is installed but cannot be imported: {type(error).__name__}: {error}", stacklevel=2)
+        warn_user(f"{plugin} is installed but cannot be imported: {type(error).__name__}: {error}")
         return False
     return True
 

@@ -6,12 +6,12 @@ import os
 import re
 import shutil
 import subprocess
-import warnings
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from accel_state.callsite import warn_user
 from accel_state.devices import detect_kind, device_kind
 from accel_state.errors import DeviceError
 from accel_state.topology import Topology
@@ -92,11 +92,11 @@ def set_numa_affinity(local_process_index: int, verbose: bool | None = None) -> 
 
     kind = detect_kind()
     if kind.name != "cuda" or not hasattr(os, "sched_setaffinity"):
-        warnings.warn("set_numa_affinity has no effect here: it knows NVIDIA GPUs on Linux only", stacklevel=2)
+        warn_user("set_numa_affinity has no effect here: it knows NVIDIA GPUs on Linux only")
         return
     place = _pci_folder(local_process_index) / "local_cpulist"
     if not place.exists():
-        warnings.warn(f"set_numa_affinity has no effect here: there is no {place}", stacklevel=2)
+        warn_user(f"set_numa_affinity has no effect here: there is no {place}")
         return
     cores = _cores(place.read_text())
     os.sched_setaffinity(0, cores)

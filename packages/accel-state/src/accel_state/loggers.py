@@ -16,7 +16,8 @@ class MultiProcessAdapter(logging.LoggerAdapter):
 
     Each method takes, beside what a logger takes:
         main_process_only: False lets every rank speak. True by default.
-        in_order: every rank speaks, one after the other. A rank that does not come is waited for a few seconds only.
+        in_order: every rank speaks, one after the other. A rank that does not come is waited for a few seconds, once;
+            then no longer, until it speaks from that line again.
         stacklevel: as the peer counts: 2, the default, is the caller's line, 3 the caller's caller.
     """
 
@@ -26,7 +27,7 @@ class MultiProcessAdapter(logging.LoggerAdapter):
         in_order = kwargs.pop("in_order", False)
         kwargs["stacklevel"] = max(kwargs.get("stacklevel", 2), 2)
         if in_order:
-            from accel_state.ordering import in_rank_order
+            from accel_state.rank_order import in_rank_order
 
             with in_rank_order(f"{self.name}/{level}"):
                 if self.isEnabledFor(level):

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from datetime import timedelta
+from contextlib import contextmanager
 
+from accel_state.callsite import call_site
 from accel_state.collectives.absence import fate
-from accel_state.collectives.callsite import call_site
-from accel_state.collectives.channel import Channel, GoingFirst
+from accel_state.collectives.call import GoingFirst
+from accel_state.collectives.channel import Channel
 from accel_state.errors import ProcessGroupError
+from accel_state.polling import until
 
-_SLICE = timedelta(seconds=1)  # a wait in slices lets Ctrl-C through
-_ORDER_PATIENCE = timedelta(seconds=5)
+_LOOK_AFTER_S = 1.0  # how often those who wait find out whether the first rank still lives
 
 
 def name_local_main(channel: Channel, node_rank: int) -> None:
@@ -66,46 +66,21 @@ def goes_first(is_first: bool, first: int | None, name: str) -> Iterator[None]:
             channel.store.set(key, json.dumps([here.depth, here.site, error]))
 
 
-@contextmanager
-def in_rank_order(name: str) -> Iterator[None]:
-    """Run the block rank after rank; one that has not come after `_ORDER_PATIENCE` is not waited for any longer.
-
-    Order is a courtesy to readers, so that it must never hang: ranks may log on other levels, or not at all.
-    """
-    from accel_state.process_group import known_job
-
-    job = known_job()
-    if job is None or job.channel is None or job.channel.world_size == 1 or job.channel.is_copy:
-        yield  # alone, or a forked worker, which must not use the ranks' connection to the store
-        return
-    channel, rank = job.channel, job.channel.rank
-    prefix = f"order/{name}/{call_site()}"
-    turn = f"{prefix}/{channel.next_turn(prefix)}"
-    try:
-        if rank > 0:
-            with suppress(RuntimeError):
-                channel.store.wait([f"{turn}/{rank - 1}"], _ORDER_PATIENCE)
-        yield
-    finally:
-        with suppress(RuntimeError):  # the store went with rank 0: nobody is left to be told
-            channel.store.set(f"{turn}/{rank}", "")
-
-
 def _wait_for(channel: Channel, key: str, first: int, here: GoingFirst) -> None:
     waits = f"rank {channel.rank} waits in {here.name} at {here.site} for rank {first}"
-    while True:
-        try:
-            channel.store.wait([key], _SLICE)
-            break
-        except RuntimeError as error:
-            if not _is_slice_over(error):
-                raise ProcessGroupError(
-                    f"{waits}, but the store of the job (on rank 0, or with the launcher) is gone: {error}"
-                ) from error
-        words = fate(channel.store, first)
-        if words is not None and "stopped" not in words and not channel.store.check([key]):
-            raise ProcessGroupError(f"{waits}, which {words}")
-    depth, site, failure = json.loads(str(channel.store.get(key), errors="replace"))
+    store = channel.store
+    try:
+        while not until(lambda: store.check([key]), _LOOK_AFTER_S):
+            words = fate(store, first)
+            if words is not None and "stopped" not in words and not store.check([key]):
+                raise ProcessGroupError(f"{waits}, which {words}")
+        depth, site, failure = json.loads(str(store.get(key), errors="replace"))
+    except ProcessGroupError:
+        raise
+    except RuntimeError as error:
+        raise ProcessGroupError(
+            f"{waits}, but the store of the job (on rank 0, or with the launcher) is gone: {error}"
+        ) from error
     if failure:
         raise ProcessGroupError(f"{waits}, which went first at {site} and failed there: {failure}")
     if depth != here.depth:
@@ -113,8 +88,3 @@ def _wait_for(channel: Channel, key: str, first: int, here: GoingFirst) -> None:
             f"{waits}, which went first at {site}, at depth {depth} of such blocks, while this rank is at depth "
             f"{here.depth}: every rank has to enter the same blocks in the same order"
         )
-
-
-def _is_slice_over(error: RuntimeError) -> bool:
-    text = str(error).lower()
-    return "timeout" in text or "timed out" in text

@@ -11,7 +11,6 @@ import atexit
 import functools
 import socket
 import sys
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -19,15 +18,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # public, though not listed
-from torch.distributed.rendezvous import rendezvous
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # public, though not listed
 
 from accel_state import meeting
+from accel_state.callsite import warn_user
 from accel_state.collectives.absence import post_whereabouts
 from accel_state.collectives.channel import Channel
 from accel_state.devices import BY_NAME, DeviceKind, choose_device, detect_kind, find_device
 from accel_state.enums import DistributedType
-from accel_state.environment import patch_environment
 from accel_state.errors import ProcessGroupError, SettingError
 from accel_state.kwargs import NCCL_TIMEOUT, OTHER_TIMEOUT
 from accel_state.ordering import name_local_main
@@ -70,7 +68,6 @@ class Job:
 _job: Job | None = None
 _generation = 0
 _was_destroyed = False
-_stores: dict[str, Store] = {}
 
 
 def current_job() -> Job:
@@ -201,10 +198,9 @@ def _check_same(job: Job, cpu: bool, init_kwargs: dict[str, Any]) -> None:
         if value is not None and job.channel is not None and value != running.get(name)
     ]
     if changed:
-        warnings.warn(
+        warn_user(
             f"the process group exists already, so that this has no effect: {', '.join(changed)}. Give it where the "
-            "first state or Accelerator is made",
-            stacklevel=4,
+            "first state or Accelerator is made"
         )
 
 
@@ -253,7 +249,7 @@ def _initialise(
         init_kwargs.setdefault("device_id", device)
     where = f"{topology.master_address}:{topology.master_port}" if url == "env://" else url
     try:
-        store = PrefixStore(f"accel/init/{_generation}", _meet(url, topology, timeout))
+        store = PrefixStore(f"accel/init/{_generation}", meeting.meeting_place(url, topology, timeout))
         meeting.agree_on_size(store, topology.rank, topology.world_size, timeout)
         dist.init_process_group(
             backend=backend if kind.name == "cpu" else _mixed_backend(kind, backend),
@@ -264,23 +260,23 @@ def _initialise(
             **init_kwargs,
         )
     except (RuntimeError, ValueError) as error:  # torch's network and time-out errors are RuntimeErrors
-        if isinstance(error, ProcessGroupError):
-            raise
-        raise ProcessGroupError(
-            f"rank {topology.rank} of {topology.world_size} could not join the others at {where}: {error}. Check that "
-            "rank 0 runs, that the port is free there and can be reached, and that all ranks were given one world size"
-        ) from error
+        who = f"rank {topology.rank} of {topology.world_size} could not join the others at {where}"
+        raise ProcessGroupError(f"{who}: {_why_apart(error)}") from error
 
 
-def _meet(url: str, topology: Topology, timeout: timedelta) -> Store:
-    """The store of the job. It outlives process groups: one made after another was destroyed finds it again, where a
-    new one could still reach the old one's host, which is about to go."""
-    if url not in _stores:
-        place = {"MASTER_ADDR": topology.master_address, "MASTER_PORT": topology.master_port}
-        with patch_environment(**place):  # where torch looks; not every launcher sets it
-            _stores[url], _, _ = next(rendezvous(url, topology.rank, topology.world_size, timeout=timeout))
-        _stores[url].set_timeout(timeout)
-    return _stores[url]
+def _why_apart(error: Exception) -> str:
+    """What torch's or our error means, and what to do."""
+    if isinstance(error, ProcessGroupError):
+        return str(error)
+    if "EADDRINUSE" in str(error) or "address already in use" in str(error).lower():
+        return (
+            "another program uses that port already, perhaps a run that has not ended. End it, or choose another port "
+            f"(MASTER_PORT, --main-process-port): {error}"
+        )
+    return (
+        f"{error}. Check that rank 0 runs, that the port is free there and can be reached, and that all ranks were "
+        "given one world size"
+    )
 
 
 def _open_channel(kind: DeviceKind, backend: str | None, timeout: timedelta) -> Channel:

@@ -159,7 +159,9 @@ class PartialState(ProcessFacts):
         return run
 
     def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> AbstractContextManager[Any]:
-        """This rank's contiguous part of a list, tuple, tensor, data set or dict of them; types are kept.
+        """This rank's contiguous part of a list, tuple, range, tensor, numpy array, data set or dict of them.
+
+        Types are kept; see `accel_state.splitting.split_part` for the exceptions.
 
         Args:
             inputs: the whole, the same on all ranks.
@@ -167,6 +169,7 @@ class PartialState(ProcessFacts):
 
         Raises:
             ValueError: the values of a dict differ in length.
+            TypeError: what cannot be split, as a text, a number, a set or a stream.
         """
         return nullcontext(split_part(inputs, self.process_index, self.num_processes, apply_padding))
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import operator
 import random
-import warnings
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 
+from accel_state.callsite import warn_user
 from accel_state.collectives.operations import broadcast
 from accel_state.devices import BY_NAME, CPU, KINDS, live_accelerators
 from accel_state.enums import RNGType
@@ -17,6 +18,7 @@ from accel_state.errors import DeviceError
 from accel_state.process_group import current_job
 
 _NUMPY_LIMIT = 2**32  # numpy takes seeds below this
+_TORCH_LIMIT = 2**64  # and torch below this
 _MASK = 2**64 - 1
 
 _current_seed: int | None = None
@@ -26,17 +28,22 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
     """Seed Python, numpy, torch and every accelerator.
 
     Args:
-        seed: any integer; numpy gets its low 32 bits.
+        seed: an integer of at least 0 and below 2**64. numpy takes 32 bits and gets the lowest ones: below 2**32
+            the seed is the same everywhere.
         device_specific: add the rank, so that ranks differ.
         deterministic: let torch use deterministic algorithms only; one that has none raises when used.
 
     Returns:
         the seed that was used on this rank.
+
+    Raises:
+        TypeError: the seed is not an integer.
+        ValueError: it, or with the rank added, is out of range. Nothing was seeded.
     """
     global _current_seed
-    _current_seed = seed
-    if device_specific:
-        seed += current_job().topology.rank
+    seed = _checked_seed(seed, 0)
+    of_this_rank = _checked_seed(seed, current_job().topology.rank) if device_specific else seed
+    _current_seed, seed = seed, of_this_rank
     random.seed(seed)
     numpy = _numpy()
     if numpy is not None:
@@ -48,6 +55,19 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
     if deterministic:
         torch.use_deterministic_algorithms(True)
     return seed
+
+
+def _checked_seed(seed: Any, rank: int) -> int:
+    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
+        raise TypeError(f"set_seed got {seed!r}, a {type(seed).__name__}: give an integer from 0 to 2**64 - 1")
+    number = operator.index(seed) + rank
+    if not 0 <= number < _TORCH_LIMIT:
+        added = f" and rank {rank} added" if rank else ""
+        raise ValueError(
+            f"set_seed got seed={seed}{added}, and torch takes seeds from 0 to 2**64 - 1 (numpy below 2**32: it gets "
+            "the lowest 32 bits)"
+        )
+    return number
 
 
 def current_seed() -> int | None:
@@ -157,7 +177,7 @@ def restore_rng_state(state: dict[str, Any]) -> None:
         else:
             lost += _restore_kind(name, saved)
     if lost:
-        warnings.warn(f"random state that cannot be restored here: {'; '.join(lost)}", stacklevel=2)
+        warn_user(f"random state that cannot be restored here: {'; '.join(lost)}")
 
 
 def _restore_numpy(saved: dict[str, Any]) -> list[str]:

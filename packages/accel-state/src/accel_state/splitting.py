@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections import deque
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils.data import Dataset, Subset
 
 
 def part_bounds(length: int, process_index: int, num_processes: int) -> tuple[int, int]:
@@ -19,14 +22,15 @@ def split_part(inputs: Any, process_index: int, num_processes: int, apply_paddin
     """The part of `inputs` that belongs to one process, of the same type.
 
     Args:
-        inputs: a list, tuple, tensor, data set with `select`, or a dict of them, all of one length; anything else is
-            returned whole.
+        inputs: a list, tuple, range or other sequence, tensor, numpy array, data set (of torch, or with `select`), or a
+            dict of them, all of one length. Part of a torch data set is a `Subset`, of a range with padding a list.
         process_index: whose part.
         num_processes: how many parts.
         apply_padding: repeat the last element so that all parts are equally long.
 
     Raises:
         ValueError: the values of a dict differ in length; names keys and lengths.
+        TypeError: something that has no parts, as a text, a number, a set or a stream.
     """
     if num_processes == 1:
         return inputs
@@ -34,6 +38,8 @@ def split_part(inputs: Any, process_index: int, num_processes: int, apply_paddin
         start, end = part_bounds(len(inputs), process_index, num_processes)
         return inputs[start:end]
     if isinstance(inputs, Mapping):
+        for key, value in inputs.items():
+            _check_divisible(value, f" at key {key!r}")
         lengths = {key: len(value) for key, value in inputs.items()}
         if len(set(lengths.values())) > 1:
             raise ValueError(
@@ -41,28 +47,48 @@ def split_part(inputs: Any, process_index: int, num_processes: int, apply_paddin
             )
         parts = {key: split_part(value, process_index, num_processes, apply_padding) for key, value in inputs.items()}
         return parts if type(inputs) is dict else type(inputs)(parts)  # type: ignore[call-arg]
-    if not _is_divisible(inputs):
-        return inputs
+    _check_divisible(inputs)
     length = len(inputs)
     start, end = part_bounds(length, process_index, num_processes)
     missing = -(-length // num_processes) - (end - start) if apply_padding and length else 0
     return _take(inputs, start, end, missing)
 
 
-def _is_divisible(inputs: Any) -> bool:
-    if isinstance(inputs, torch.Tensor):
-        return inputs.ndim > 0
-    return isinstance(inputs, (list, tuple)) or hasattr(inputs, "select")
+def _check_divisible(inputs: Any, where: str = "") -> None:
+    if isinstance(inputs, torch.Tensor) or _is_array(inputs):
+        is_divisible = inputs.ndim > 0
+    elif isinstance(inputs, (str, bytes, deque)):
+        is_divisible = False
+    else:
+        kinds = (Sequence, Dataset, Mapping)
+        is_divisible = hasattr(inputs, "__len__") and (isinstance(inputs, kinds) or hasattr(inputs, "select"))
+    if not is_divisible:
+        raise TypeError(
+            f"split_between_processes got a {type(inputs).__name__}{where} ({inputs!r:.60}), which cannot be split: "
+            "give a list, tuple, tensor with a dimension, numpy array, range, sized data set, or a dict of them"
+        )
+
+
+def _is_array(inputs: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(inputs, numpy.ndarray)
 
 
 def _take(inputs: Any, start: int, end: int, missing: int) -> Any:
     if isinstance(inputs, torch.Tensor):
         part = inputs[start:end]
         return torch.cat([part, inputs[-1:].expand(missing, *inputs.shape[1:])]) if missing else part
-    if isinstance(inputs, (list, tuple)):
-        items: Any = inputs  # a slice of a named tuple is a plain one: its fields would no longer fit
-        return items[start:end] + items[-1:] * missing
-    return inputs.select([*range(start, end), *[len(inputs) - 1] * missing])
+    indices = [*range(start, end), *[len(inputs) - 1] * missing]
+    if _is_array(inputs):
+        return inputs[indices] if missing else inputs[start:end]
+    if hasattr(inputs, "select"):
+        return inputs.select(indices)
+    if isinstance(inputs, Dataset):
+        return Subset(inputs, indices)
+    if isinstance(inputs, range) and missing:
+        return [inputs[index] for index in indices]
+    items: Any = inputs  # a slice of a named tuple is a plain one: its fields would no longer fit
+    return items[start:end] + items[-1:] * missing if missing else items[start:end]
 
 
 def drop_padding(gathered: Any, length: int, num_processes: int | None = None) -> Any:

@@ -26,7 +26,7 @@ def compare_versions(library_or_version: Any, operation: str, requirement_versio
         requirement_version: what to compare with.
 
     Raises:
-        ValueError: another operation.
+        ValueError: another operation, or a distribution whose release is none (as `git-abc` of some builds).
         importlib.metadata.PackageNotFoundError: no such distribution.
     """
     compare = _OPERATIONS.get(operation)
@@ -39,6 +39,8 @@ def compare_versions(library_or_version: Any, operation: str, requirement_versio
         from importlib.metadata import version
 
         text = version(text)
+        if not text[:1].isdigit():
+            raise ValueError(f"the installed {library_or_version} calls its release {text!r}, which cannot be compared")
     return bool(compare(TorchVersion(text), str(requirement_version)))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import accel_ckpt
 import accel_parallel
+from accel_state import warn_user
 from accel_state.errors import CheckpointError, CheckpointNotFoundError, SettingError
 from accel_state.protocols import Stateful
 
@@ -100,11 +100,10 @@ def save_state(
             "where the main process writes"
         )
     if not accelerator.sync_gradients:
-        warnings.warn(
+        warn_user(
             "save_state() within an accumulation window: gradients are not saved, so a resumed run begins the window "
             "anew and is not bit-exact. Save when sync_gradients is true.",
             RuntimeWarning,
-            stacklevel=3,
         )
     objects = everything(accelerator)
     before_write = accelerator.state_hooks.before_write(_names(objects))
@@ -123,10 +122,9 @@ def save_state(
         accelerator.registry.pending_saves.append(handle)
         return handle
     if output_dir is not None:
-        warnings.warn(
+        warn_user(
             f"output_dir={os.fspath(output_dir)!r} is not used: automatic_checkpoint_naming chooses the directory",
             RuntimeWarning,
-            stacklevel=3,
         )
     checkpointer = _automatic(accelerator)
     free = _next_number(checkpointer.directory)

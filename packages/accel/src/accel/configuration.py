@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ import accel_ckpt
 import accel_data
 import accel_parallel
 import accel_state
+from accel_state import warn_user
 from accel_state.errors import SettingError
 from accel_state.settings import UNSET, resolve
 
@@ -72,11 +72,10 @@ def loader_configuration(split_batches: Any, config: DataLoaderConfiguration | N
         check_type("dataloader_config", config, accel_data.DataLoaderConfiguration)
     if split_batches is UNSET:
         return config or accel_data.DataLoaderConfiguration()
-    warnings.warn(
+    warn_user(
         "Accelerator(split_batches=...) is deprecated: pass "
         "dataloader_config=DataLoaderConfiguration(split_batches=...)",
         FutureWarning,
-        stacklevel=3,
     )
     if config is None:
         return accel_data.DataLoaderConfiguration(split_batches=split_batches)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from accel_state.collectives.callsite import call_chain
+from accel_state.callsite import call_chain
 from accel_state.errors import CollectiveMismatchError
 from accel_state.liveness import state_of, whereabouts
+from accel_state.polling import until
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]  # public, though not listed
@@ -37,6 +37,12 @@ def fate(store: Store, rank: int) -> str | None:
         return f"failed with {str(store.get(failed), errors='replace')}"
     state = state_of(str(store.get(where), errors="replace")) if store.check([where]) else None
     return {"gone": "has ended: its process no longer runs", "stopped": "is stopped (as by SIGSTOP)"}.get(state or "")
+
+
+def is_lost_connection(error: RuntimeError) -> bool:
+    """Whether gloo's error means that a peer did not answer or went away, rather than that the work cannot be done."""
+    text = str(error).lower()
+    return any(words in text for words in ("gloo/transport", "timed out", "timeout", "connection"))
 
 
 def raise_absent(
@@ -76,9 +82,7 @@ def raise_absent(
 def _roll_call(store: Store, rank: int, world_size: int, number: int, what: str) -> set[int]:
     store.set(f"late/{number}/{rank}", what)
     keys = [f"late/{number}/{other}" for other in range(world_size)]
-    deadline = time.monotonic() + _GRACE_S
-    while not store.check(keys) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(lambda: store.check(keys), _GRACE_S)
     return {other for other, key in enumerate(keys) if store.check([key])}
 
 

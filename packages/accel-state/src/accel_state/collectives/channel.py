@@ -12,99 +12,30 @@ itself. Slots always go over the CPU (gloo) half of our own group: nothing waits
 
 from __future__ import annotations
 
-import ctypes
-import hashlib
 import os
-import pickle
 import struct
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
-from functools import lru_cache
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]  # public, though not listed
 
 from accel_state.collectives import absence
-from accel_state.collectives.callsite import call_site
+from accel_state.collectives.call import Call, GoingFirst, Replies
+from accel_state.collectives.messages import bytes_tensor, digest, dump, grouped, load, shortened, to_bytes
 from accel_state.collectives.packing import ALIGNMENT, as_message, padded_bytes, padding, write
 from accel_state.errors import CollectiveMismatchError, ProcessGroupError
+from accel_state.polling import until
 
 _HEADER = struct.Struct("<Q16sQQQ")
 _BODY_AT = _HEADER.size
-_SHOWN = 300  # characters of a text that are shown in full
 _SLICE = timedelta(seconds=1)  # a wait in slices lets Ctrl-C through
-
-
-class Call:
-    """A collective as the user made it, and the hold on the channel while it runs: `with channel.begin(...) as call`.
-
-    Args:
-        text: operation and data layout, equal on all ranks.
-        lock: of the channel, held already; given back at the end of the block.
-    """
-
-    __slots__ = ("_lock", "text")
-
-    def __init__(self, text: str, lock: threading.Lock) -> None:
-        self.text = text
-        self._lock = lock
-
-    @property
-    def site(self) -> str:
-        """Where it was called; only asked for while it runs, for a message."""
-        return call_site()
-
-    def __enter__(self) -> Call:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
-
-
-class GoingFirst(NamedTuple):
-    """A block that this rank runs while the others wait outside.
-
-    name: of what made it, as `main_process_first`.
-    site: where it was entered.
-    depth: 1, and one more for each such block around it.
-    thread: that runs it.
-    """
-
-    name: str
-    site: str
-    depth: int
-    thread: int
-
-    def refuse(self, operation: str, rank: int) -> None:
-        """Raise for a collective inside the block, for which the others could never come.
-
-        Raises:
-            ProcessGroupError: in the thread that runs the block.
-        """
-        if threading.get_ident() == self.thread:
-            raise ProcessGroupError(
-                f"rank {rank} called {operation} at {call_site()} inside {self.name}, entered at {self.site}: the "
-                "other ranks wait outside until the block is done, and cannot come. Call it after the block"
-            )
-
-
-class Replies(NamedTuple):
-    """What an exchange brought from every rank.
-
-    heads: each rank's head.
-    lengths: each rank's body's length in bytes.
-    bodies: `[world_size, n]` uint8, one row per rank; valid until the next exchange.
-    """
-
-    heads: list[bytes]
-    lengths: list[int]
-    bodies: torch.Tensor
 
 
 _CHANNELS: weakref.WeakSet[Channel] = weakref.WeakSet()
@@ -228,6 +159,15 @@ class Channel:
         heads = [bytes(self._received[at : at + len(head)]) for at in self._slot_offsets(_BODY_AT)] if head else []
         return Replies(heads, lengths, self._matrix[:, body_at : body_at + longest] if longest else self._matrix)
 
+    @contextmanager
+    def told_to_others(self, operation: str) -> Iterator[None]:
+        """What fails in the block, in which nothing is sent yet, the other ranks are told, rather than left to wait."""
+        try:
+            yield
+        except Exception as error:
+            self.report_failure(operation, error)
+            raise
+
     def report_failure(self, operation: str, error: Exception) -> None:
         """Tell the other ranks that this one cannot take part in the collective that they are in."""
         with self.begin(f"{operation} failed there with {type(error).__name__}: {error}") as call:
@@ -240,7 +180,7 @@ class Channel:
         return range(offset, len(self._received), self._slot_bytes)
 
     def _write_header(self, call: Call, head_length: int, length: int, failed: bool = False) -> None:
-        _HEADER.pack_into(self._sent, 0, self._number, _digest(call.text), length, head_length, failed)
+        _HEADER.pack_into(self._sent, 0, self._number, digest(call.text), length, head_length, failed)
 
     def _swap_slots(self, call: Call, length: int) -> list[int]:
         """Send ours, receive all; returns the lengths of the bodies."""
@@ -259,7 +199,7 @@ class Channel:
     def _swap_message(
         self, call: Call, head: bytes, body: Sequence[torch.Tensor], lengths: list[int], source: int | None
     ) -> Replies:
-        parts = [_bytes_tensor(head), *body] if head else list(body)
+        parts = [bytes_tensor(head), *body] if head else list(body)
         head_bytes = len(head) + padding(len(head))
         mine = as_message(parts, head_bytes + max(lengths))
         if source is None:
@@ -267,7 +207,7 @@ class Channel:
         else:
             self.broadcast_bytes(mine, source, call)
             everyone = mine.expand(self.world_size, -1)
-        heads = [_to_bytes(row[: len(head)]) for row in everyone] if head else []
+        heads = [to_bytes(row[: len(head)]) for row in everyone] if head else []
         return Replies(heads, lengths, everyone[:, head_bytes:])
 
     # ---- messages
@@ -300,14 +240,19 @@ class Channel:
 
     def exchange_objects(self, text: str, value: Any) -> list[Any]:
         """Every rank's value, pickled on the way (as torch's own object collectives do, inside one job)."""
+        body = [self._dumped(text, value)]
         with self.begin(text) as call:
-            return [_load(body) for body in self.exchange(call, body=[_dump(value)]).bodies]
+            return [load(row) for row in self.exchange(call, body=body).bodies]
 
     def broadcast_object(self, text: str, value: Any, source: int) -> Any:
         """The value of `source` on every rank; pickled on the way."""
-        body = [_dump(value)] if self.rank == source else []
+        body = [self._dumped(text, value)] if self.rank == source else []
         with self.begin(text) as call:
-            return _load(self.exchange(call, body=body, source=source).bodies[source])
+            return load(self.exchange(call, body=body, source=source).bodies[source])
+
+    def _dumped(self, text: str, value: Any) -> torch.Tensor:
+        with self.told_to_others(text):
+            return dump(value)
 
     # ---- what goes wrong
 
@@ -321,12 +266,14 @@ class Channel:
                 work.wait(self._wait_slice)
                 return
             except RuntimeError as error:
+                if work.is_completed() and not absence.is_lost_connection(error):
+                    self._raise_failed(call, error)
                 if work.is_completed() or time.monotonic() >= deadline:
                     self._raise_absent(call, error)
 
     def _raise_mismatch(self, call: Call) -> NoReturn:
         said = self._swap_texts(call)
-        lines = "\n".join(f"  {absence.ranks_text(ranks)}: {text}" for text, ranks in _grouped(said).items())
+        lines = "\n".join(f"  {absence.ranks_text(ranks)}: {text}" for text, ranks in grouped(said).items())
         raise CollectiveMismatchError(
             f"the ranks did not make the same call (collective number {self._number}):\n{lines}\n"
             "Every rank has to make the same collective calls in the same order, with data of one layout"
@@ -334,12 +281,12 @@ class Channel:
 
     def _swap_texts(self, call: Call) -> list[str]:
         """What each rank called, and where. All ranks come here when their slots differ."""
-        mine = [_dump((call.text, call.site))]
+        mine = [dump((call.text, call.site))]
         length = torch.tensor([padded_bytes(mine)])
         lengths = self.all_gather_bytes(length.view(torch.uint8), call).view(torch.int64)
         rows = self.all_gather_bytes(as_message(mine, int(lengths.max())), call)
-        texts, sites = zip(*map(_load, rows), strict=True)
-        return [f"{text}  at {site}" for text, site in zip(_shortened(texts), sites, strict=True)]
+        texts, sites = zip(*map(load, rows), strict=True)
+        return [f"{text}  at {site}" for text, site in zip(shortened(texts), sites, strict=True)]
 
     def _raise_absent(self, call: Call, error: RuntimeError) -> NoReturn:
         self._broken = f"{call.text} at {call.site} did not end"
@@ -352,6 +299,14 @@ class Channel:
             limit_s=self.timeout.total_seconds(),
             error=error,
         )
+
+    def _raise_failed(self, call: Call, error: RuntimeError) -> NoReturn:
+        """All ranks may be here: what failed is the work itself, as for a type of numbers that the backend lacks."""
+        self._broken = f"{call.text} at {call.site} failed"
+        self.post_failure(error)
+        raise ProcessGroupError(
+            f"collective number {self._number}, {call.text} at {call.site}, failed on rank {self.rank}: {error}"
+        ) from error
 
     def post_failure(self, error: BaseException) -> None:
         """Tell ranks that wait for this one why it is about to end."""
@@ -367,46 +322,9 @@ class Channel:
         keys = [f"bye/{other}" for other in range(self.world_size)]
 
         def say(limit_s: float) -> None:
-            with suppress(RuntimeError):  # the host is gone, or a rank died without a word: nobody waits for it
+            with suppress(RuntimeError):  # the host is gone: nobody waits for this rank
                 store.set(keys[rank], "")
                 if is_host:
-                    store.wait(keys, timedelta(seconds=limit_s))
+                    until(lambda: store.check(keys), limit_s)
 
         return say
-
-
-@lru_cache(maxsize=1024)
-def _digest(text: str) -> bytes:
-    return hashlib.blake2b(text.encode(), digest_size=16).digest()
-
-
-def _dump(value: Any) -> torch.Tensor:
-    return _bytes_tensor(pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL))
-
-
-def _load(body: torch.Tensor) -> Any:
-    return pickle.loads(_to_bytes(body))  # noqa: S301  (from a rank of our own job)
-
-
-def _bytes_tensor(data: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
-
-
-def _to_bytes(body: torch.Tensor) -> bytes:
-    return ctypes.string_at(body.data_ptr(), body.numel())
-
-
-def _shortened(texts: Sequence[str]) -> list[str]:
-    """Long texts, from a little before where they begin to differ."""
-    if max(map(len, texts)) <= _SHOWN:
-        return list(texts)
-    common = next((at for at, letters in enumerate(zip(*texts, strict=False)) if len(set(letters)) > 1), 0)
-    start = max(common - 100, 0)
-    return [("..." if start else "") + text[start : common + 100] + "..." for text in texts]
-
-
-def _grouped(said: Sequence[str]) -> dict[str, list[int]]:
-    groups: dict[str, list[int]] = {}
-    for rank, text in enumerate(said):
-        groups.setdefault(text, []).append(rank)
-    return groups

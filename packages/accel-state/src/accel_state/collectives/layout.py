@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from accel_state.collectives.trees import children, leaves_with_paths, unsupported_leaf
+from accel_state.collectives.trees import children, leaves_with_paths, refuse_loops, unsupported_leaf
 
 _BRACKETS: dict[type, tuple[str, str]] = {dict: ("{", "}"), list: ("[", "]"), tuple: ("(", ")")}
 
@@ -47,12 +47,16 @@ def flatten(
 
     Raises:
         TypeError: a leaf that cannot be sent; names its place.
+        ValueError: a container that holds itself; names its place.
     """
     leaves: list[torch.Tensor] = []
     try:
         text = _describe(tree, shape, takes, leaves)
     except _CannotSend:
         raise TypeError(_refusal(tree, operation, takes)) from None
+    except RecursionError:
+        refuse_loops(operation, tree)
+        raise
     return leaves, f"{operation} {text}"
 
 

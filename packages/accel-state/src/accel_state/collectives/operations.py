@@ -1,4 +1,4 @@
-"""Collectives over nested tensors: gather, broadcast, reduce, pad.
+"""Collectives over nested tensors: gather, broadcast, pad. `reduce` is in `reduction.py`.
 
 Each begins with an exchange of slots (`channel.py`): ranks that do not fit together raise, all of them. What is small
 and on the CPU has then arrived already; the rest follows as one message of bytes per kind of device.
@@ -7,17 +7,18 @@ and on the CPU has then arrived already; the rest follows as one message of byte
 from __future__ import annotations
 
 import functools
+import operator
 import struct
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from accel_state import process_group
+from accel_state.callsite import warn_user
 from accel_state.collectives import layout, special
-from accel_state.collectives.channel import Call, Channel
+from accel_state.collectives.call import Call
+from accel_state.collectives.channel import Channel
 from accel_state.collectives.packing import (
     as_bytes,
     as_message,
@@ -27,25 +28,18 @@ from accel_state.collectives.packing import (
     padded_bytes,
     padded_bytes_of,
 )
-from accel_state.collectives.trees import map_leaves
+from accel_state.collectives.shared import by_device, current_channel, flatten, with_leaves
 from accel_state.errors import CannotPadNestedTensorWarning
 
 _CPU = torch.device("cpu")
 _SENT_AS_THEY_ARE = frozenset(  # what every backend knows; the rest travels as bytes
     {torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.int8, torch.uint8}
 )
-REDUCTIONS = ("sum", "mean", "max", "none")
-
-
-def _channel() -> Channel | None:
-    """Our group, or None when this process is the only one."""
-    channel = process_group.current_job().channel
-    return None if channel is None or channel.world_size == 1 else channel
 
 
 def wait_for_everyone() -> None:
     """Return when every rank is here. One exchange of slots on the CPU; does not wait for devices."""
-    channel = _channel()
+    channel = current_channel()
     if channel is not None:
         with channel.begin("wait_for_everyone") as call:
             channel.exchange(call)
@@ -53,7 +47,7 @@ def wait_for_everyone() -> None:
 
 def any_rank(is_so: bool) -> bool:
     """Whether it is so on at least one rank. One exchange of slots on the CPU; does not wait for devices."""
-    channel = _channel()
+    channel = current_channel()
     if channel is None:
         return is_so
     with channel.begin("any_rank") as call:
@@ -80,17 +74,17 @@ def gather(tensor: Any, *, uniform: bool = False) -> Any:
     Cost: an exchange of slots, without `uniform`; beyond 8 KB, and for tensors on a device, one all-gather per kind
     of device, of the longest rank's bytes. No device is waited for.
     """
-    channel = _channel()
+    channel = current_channel()
     if channel is None:
         return tensor
     if type(tensor) is torch.Tensor and tensor.ndim and layout.is_plain(tensor):
         return _gather_one(channel, as_plain(tensor), uniform)
-    leaves, text = _flatten(channel, tensor, "gather", layout.any_first, special.describe)
+    leaves, text = flatten(channel, tensor, "gather", layout.any_first, special.describe)
     parts = special.parts(leaves)
     parts = [as_plain(leaf.reshape(1) if leaf.ndim == 0 else leaf) for leaf in parts]
     with channel.begin(text) as call:
         gathered = _gather_uniform(channel, parts, call) if uniform else _gather_checked(channel, parts, call)
-    return _with_leaves(tensor, special.put_together(leaves, gathered))
+    return with_leaves(tensor, special.put_together(leaves, gathered))
 
 
 def _gather_one(channel: Channel, leaf: torch.Tensor, uniform: bool) -> torch.Tensor:
@@ -113,7 +107,7 @@ def _gather_checked(channel: Channel, leaves: Sequence[torch.Tensor], call: Call
     if is_inline and len(on_cpu) == len(leaves) and layout.same_everywhere(sizes_by_rank):  # most calls
         return join(leaves, replies.bodies, sizes_by_rank)
     gathered: dict[int, torch.Tensor] = {}
-    for device, indices in _by_device(leaves).items():
+    for device, indices in by_device(leaves).items():
         mine = [leaves[index] for index in indices]
         sizes = [[of_rank[index] for index in indices] for of_rank in sizes_by_rank]
         if layout.same_everywhere(sizes):
@@ -135,7 +129,7 @@ def _integers(count: int) -> struct.Struct:
 
 def _gather_uniform(channel: Channel, leaves: Sequence[torch.Tensor], call: Call) -> list[torch.Tensor]:
     gathered: dict[int, torch.Tensor] = {}
-    for indices in _by_device(leaves).values():
+    for indices in by_device(leaves).values():
         mine = [leaves[index] for index in indices]
         sizes = [[leaf.shape[0] for leaf in mine]] * channel.world_size
         lengths = [padded_bytes(mine)] * channel.world_size
@@ -178,9 +172,13 @@ def gather_object(object: Any) -> list[Any]:  # noqa: A002  (the peer's name)
         object: a list or tuple, whose items are joined to one list; anything else counts as one item. (The peer takes
             texts apart into characters and dicts into keys.)
 
+    Raises:
+        Exception: of pickle, for an object that it cannot take.
+        CollectiveMismatchError: a rank did not come, called something else, or has an object that cannot be pickled.
+
     Cost: an exchange of slots; beyond 8 KB an all-gather of the longest rank's pickle.
     """
-    channel = _channel()
+    channel = current_channel()
     if channel is None:
         return object  # type: ignore[no-any-return]  # as the peer: untouched
     everyone = channel.exchange_objects("gather_object", object)
@@ -201,22 +199,23 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
 
     Raises:
         TypeError: a leaf that is not a tensor; names its place.
-        CollectiveMismatchError: the ranks' data differ, or one did not come.
+        ValueError: there is no rank `from_process`.
+        CollectiveMismatchError: the ranks' data differ, or one did not come or failed as above.
 
     Cost: an exchange of slots; beyond 8 KB, and for tensors on a device, one broadcast per kind of device.
     """
-    channel = _channel()
+    channel = current_channel()
     if channel is None:
         return tensor
-    leaves, text = _flatten(channel, tensor, f"broadcast from rank {from_process} of", layout.whole)
-    _check_rank(channel, from_process, text)
-    by_device = _by_device(leaves)
+    from_process = _source(channel, from_process, "broadcast")
+    leaves, text = flatten(channel, tensor, f"broadcast from rank {from_process} of", layout.whole)
+    indices_by_device = by_device(leaves)
     is_source = channel.rank == from_process
-    on_cpu = [as_plain(leaves[index]) for index in by_device.get(_CPU, ())] if is_source else []
+    on_cpu = [as_plain(leaves[index]) for index in indices_by_device.get(_CPU, ())] if is_source else []
     received: dict[int, torch.Tensor] = {}
     with channel.begin(text) as call:
         rows = channel.exchange(call, body=on_cpu, source=from_process).bodies
-        for device, indices in by_device.items():
+        for device, indices in indices_by_device.items():
             mine = [leaves[index] for index in indices]
             row = rows[from_process]
             if device != _CPU:
@@ -225,16 +224,29 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
                 channel.broadcast_bytes(row, from_process, call)
             parts = zip(columns(mine, row[None]), mine, strict=True)
             received.update(zip(indices, (part.view(leaf.shape).clone() for part, leaf in parts), strict=True))
-    return _with_leaves(tensor, [received[index] for index in range(len(leaves))])
+    return with_leaves(tensor, [received[index] for index in range(len(leaves))])
 
 
 def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list[Any]:
-    """Replace the items of a list, in place, by those of one rank; pickled on the way. Returns the list."""
-    channel = _channel()
-    if channel is not None:
-        text = f"broadcast_object_list from rank {from_process} of {len(object_list)} objects"
-        _check_rank(channel, from_process, text)
-        object_list[:] = channel.broadcast_object(text, list(object_list), from_process)
+    """Replace the items of a list, in place, by those of one rank; pickled on the way. Returns the list.
+
+    Raises:
+        TypeError: not a list, or objects that cannot be pickled.
+        ValueError: there is no rank `from_process`.
+        CollectiveMismatchError: the ranks' lists differ in length, or one did not come or failed as above.
+    """
+    channel = current_channel()
+    if channel is None:
+        return object_list
+    from_process = _source(channel, from_process, "broadcast_object_list")
+    with channel.told_to_others("broadcast_object_list"):
+        if not isinstance(object_list, list):
+            raise TypeError(
+                f"broadcast_object_list replaces the items of a list in place, and got a {type(object_list).__name__}: "
+                "give a list, such as [value]"
+            )
+    text = f"broadcast_object_list from rank {from_process} of {len(object_list)} objects"
+    object_list[:] = channel.broadcast_object(text, object_list, from_process)
     return object_list
 
 
@@ -247,123 +259,26 @@ def copy_tensor_to_devices(tensor: torch.Tensor | None = None) -> torch.Tensor:
     Raises:
         ValueError: rank 0 gives none.
     """
-    job, channel = process_group.current_job(), _channel()
+    job, channel = process_group.current_job(), current_channel()
     if channel is not None:
-        tensor = channel.broadcast_object("copy_tensor_to_devices", None if tensor is None else tensor.cpu(), 0)
+        with channel.told_to_others("copy_tensor_to_devices"):
+            on_cpu = None if tensor is None else tensor.cpu()
+        tensor = channel.broadcast_object("copy_tensor_to_devices", on_cpu, 0)
     if tensor is None:
         raise ValueError("copy_tensor_to_devices: rank 0 has to give a tensor, and it gave None")
     return tensor.to(job.device)
 
 
-def _check_rank(channel: Channel, rank: int, text: str) -> None:
-    if not 0 <= rank < channel.world_size:
-        raise ValueError(f"{text}: there is no such rank; allowed are 0 to {channel.world_size - 1}")
-
-
-# ---------------------------------------------------------------- reduce
-
-
-def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0, *, uniform: bool = False) -> Any:
-    """Sum, mean or maximum over the ranks, element by element; the inputs stay as they are.
-
-    Args:
-        tensor: any nesting of tensors, of the same layout and shapes on all ranks.
-        reduction: `sum`, `mean` (of integers: floating point), `max`, or `none`, which returns the values untouched.
-        scale: multiplies on XLA only; elsewhere another value than 1 warns once.
-        uniform: as of `gather`: the check that all ranks come with the same is saved.
-
-    Raises:
-        ValueError: another word for `reduction`.
-        TypeError: a leaf that is not a tensor; names its place.
-        CollectiveMismatchError: the ranks' data differ, or one did not come.
-
-    Cost: an exchange of slots, without `uniform`; beyond 8 KB, and for tensors on a device, one all-reduce per dtype
-    and device.
-    """
-    if reduction not in REDUCTIONS:
-        raise ValueError(f"reduction={reduction!r} is not known; allowed are {', '.join(REDUCTIONS)}")
-    if scale != 1.0:
-        _warn_scale(scale)
-    channel = _channel()
-    if channel is None or reduction == "none":
-        return tensor
-    leaves, text = _flatten(channel, tensor, f"reduce ({reduction}) of", layout.whole)
-    dtypes = [leaf.dtype for leaf in leaves]
-    leaves = [as_plain(_summable(leaf.detach(), reduction)) for leaf in leaves]
-    is_small = not uniform and all(leaf.is_cpu for leaf in leaves) and channel.fits(0, padded_bytes(leaves))
-    with channel.begin(text) as call:
-        if is_small:
-            totals = _reduce_rows(leaves, channel.exchange(call, body=leaves).bodies, reduction)
-        else:
-            if not uniform:
-                channel.exchange(call)
-            totals = _all_reduce(channel, leaves, reduction, call)
-    size = channel.world_size
-    totals = [_finished(total, dtype, reduction, size) for total, dtype in zip(totals, dtypes, strict=True)]
-    return _with_leaves(tensor, totals)
-
-
-@functools.cache
-def _warn_scale(scale: float) -> None:
-    if process_group.current_job().kind.name != "xla":
-        warnings.warn(f"scale={scale} of reduce has an effect on XLA only", stacklevel=3)
-
-
-_WIDER = {torch.int16: torch.int32, torch.uint16: torch.int32, torch.uint32: torch.int64}  # gloo knows no such numbers
-
-
-def _summable(leaf: torch.Tensor, reduction: str) -> torch.Tensor:
-    """The leaf in a type that can be reduced.
-
-    Truth values are counted, means of integers taken in float64, 8-bit floats, which nothing can add up, added in
-    float32, and integers that backends do not know in wider ones.
-
-    Raises:
-        TypeError: values that have no maximum, or whose sum torch cannot compute.
-    """
-    if leaf.is_complex() and reduction == "max":
-        raise TypeError(f"reduce got a tensor of {leaf.dtype}: complex numbers have no maximum")
-    if leaf.dtype == torch.uint64:
-        raise TypeError("reduce got a tensor of torch.uint64, which torch cannot add up: convert it to torch.int64")
-    if leaf.is_floating_point():
-        return leaf.float() if leaf.element_size() == 1 else leaf
-    if reduction == "mean" and not leaf.is_complex():
-        return leaf.double()
-    if leaf.dtype == torch.bool and reduction != "max":
-        return leaf.to(torch.int64)
-    return leaf.to(_WIDER.get(leaf.dtype, leaf.dtype))
-
-
-def _finished(total: torch.Tensor, dtype: torch.dtype, reduction: str, world_size: int) -> torch.Tensor:
-    """A leaf's result from its total over the ranks, in the type that the caller expects."""
-    if reduction == "mean":
-        mean = total / world_size
-        return mean.to(torch.get_default_dtype()) if not (dtype.is_floating_point or dtype.is_complex) else mean
-    return total.to(dtype) if dtype in _WIDER else total
-
-
-def _reduce_rows(leaves: Sequence[torch.Tensor], rows: torch.Tensor, reduction: str) -> list[torch.Tensor]:
-    """Here, from what all ranks sent: the same bits on all of them."""
-    totals = []
-    for leaf, column in zip(leaves, columns(leaves, rows), strict=True):
-        total = column.amax(0) if reduction == "max" else column.sum(0, dtype=leaf.dtype)
-        totals.append(total.view(leaf.shape))
-    return totals
-
-
-def _all_reduce(channel: Channel, leaves: Sequence[torch.Tensor], reduction: str, call: Call) -> list[torch.Tensor]:
-    operation = dist.ReduceOp.MAX if reduction == "max" else dist.ReduceOp.SUM
-    groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-    for index, leaf in enumerate(leaves):
-        groups.setdefault((leaf.device, leaf.dtype), []).append(index)
-    totals: dict[int, torch.Tensor] = {}
-    for indices in groups.values():
-        mine = [leaves[index] for index in indices]
-        flat = torch.cat([leaf.reshape(-1) for leaf in mine])
-        channel.all_reduce(flat, operation, call)
-        parts = flat.split([leaf.numel() for leaf in mine])
-        totals.update(zip(indices, (p.view(leaf.shape) for p, leaf in zip(parts, mine, strict=True)), strict=True))
-    return [totals[index] for index in range(len(leaves))]
+def _source(channel: Channel, rank: Any, operation: str) -> int:
+    """The rank whose values are sent, checked."""
+    with channel.told_to_others(operation):
+        if not hasattr(rank, "__index__"):
+            raise TypeError(f"{operation}: from_process={rank!r} is not the number of a rank")
+        if not 0 <= rank < channel.world_size:
+            raise ValueError(
+                f"{operation}: from_process={rank} is no such rank; allowed are 0 to {channel.world_size - 1}"
+            )
+    return operator.index(rank)
 
 
 # ---------------------------------------------------------------- pad
@@ -385,17 +300,18 @@ def pad_across_processes(tensor: Any, dim: int = 0, pad_index: int = 0, pad_firs
 
     Cost: an exchange of slots; the data itself does not travel.
     """
-    channel = _channel()
+    channel = current_channel()
     if channel is None:
         return tensor
+    with channel.told_to_others("pad_across_processes"):
+        dim = operator.index(dim)
     operation = f"pad_across_processes (dim={dim}) of"
-    leaves, text = _flatten(channel, tensor, operation, layout.rank_only, special.nested)
+    leaves, text = flatten(channel, tensor, operation, layout.rank_only, special.nested)
     if any(leaf.is_nested for leaf in leaves):
-        warnings.warn(
+        warn_user(
             "pad_across_processes: a nested tensor has no one length to pad to and is returned as it is; "
             "use .to_padded_tensor(...) of it first",
             CannotPadNestedTensorWarning,
-            stacklevel=2,
         )
     sizes = [leaf.shape[dim] if _has_dim(leaf, dim) else 0 for leaf in leaves]
     with channel.begin(text) as call:
@@ -403,7 +319,7 @@ def pad_across_processes(tensor: Any, dim: int = 0, pad_index: int = 0, pad_firs
     by_rank = [struct.unpack(f"{len(leaves)}q", head) for head in replies.heads]
     longest = [max(one) for one in zip(*by_rank, strict=True)]
     padded = [_pad(leaf, dim, size, pad_index, pad_first) for leaf, size in zip(leaves, longest, strict=True)]
-    return _with_leaves(tensor, padded)
+    return with_leaves(tensor, padded)
 
 
 def _has_dim(leaf: torch.Tensor, dim: int) -> bool:
@@ -419,34 +335,3 @@ def _pad(leaf: torch.Tensor, dim: int, size: int, pad_index: int, pad_first: boo
     start = size - leaf.shape[dim] if pad_first else 0
     padded.narrow(dim, start, leaf.shape[dim]).copy_(leaf)
     return padded
-
-
-# ---------------------------------------------------------------- shared
-
-
-def _flatten(
-    channel: Channel,
-    tree: Any,
-    operation: str,
-    shape: layout.Shape,
-    takes: Callable[[torch.Tensor], str | None] | None = None,
-) -> tuple[list[torch.Tensor], str]:
-    """As `layout.flatten`; data that cannot be sent raises on the other ranks too, rather than let them wait."""
-    try:
-        return layout.flatten(tree, operation, shape, takes)
-    except TypeError as error:
-        channel.report_failure(operation, error)
-        raise
-
-
-def _by_device(leaves: Sequence[torch.Tensor]) -> dict[torch.device, list[int]]:
-    """The indices of the tensors of each device."""
-    by_device: dict[torch.device, list[int]] = {}
-    for index, leaf in enumerate(leaves):
-        by_device.setdefault(leaf.device, []).append(index)
-    return by_device
-
-
-def _with_leaves(tree: Any, values: Sequence[torch.Tensor]) -> Any:
-    remaining = iter(values)
-    return map_leaves(lambda _leaf: next(remaining), tree)

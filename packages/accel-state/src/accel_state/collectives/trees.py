@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 class TensorInformation(NamedTuple):
@@ -81,6 +85,51 @@ def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
     return rebuilt(tree, [map_leaves(fn, value) for _, value in found])
 
 
+def loop_in(tree: Any) -> str | None:
+    """Where a container holds itself, as `['x'][0]`; None where none does."""
+    above: list[int] = []
+
+    def look(node: Any, path: str) -> str | None:
+        if id(node) in above:
+            return path
+        above.append(id(node))
+        for key, value in children(node) or ():
+            found = look(value, f"{path}[{key!r}]")
+            if found is not None:
+                return found
+        above.pop()
+        return None
+
+    try:
+        return look(tree, "")
+    except RecursionError:  # no loop, but deeper than Python can go
+        return None
+
+
+def refuse_loops(operation: str, *trees: Any) -> None:
+    """Raise ValueError where one of the trees has no end. For those whose walk has exhausted Python's stack."""
+    for tree in trees:
+        path = loop_in(tree)
+        if path is not None:
+            raise ValueError(
+                f"{operation}: the data holds itself, at {path}: containers have to end in leaves"
+            ) from None
+
+
+def loops_named(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Decorator: where data without an end exhausts Python's stack, raise ValueError that names the loop's place."""
+
+    @functools.wraps(function)
+    def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        try:
+            return function(*args, **kwargs)
+        except RecursionError:
+            refuse_loops(function.__name__, *args, *kwargs.values())
+            raise
+
+    return run
+
+
 def leaves_with_paths(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Each leaf with its place, as `['x'][0]`."""
     found = children(tree)
@@ -91,6 +140,7 @@ def leaves_with_paths(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield from leaves_with_paths(value, f"{path}[{key!r}]")
 
 
+@loops_named
 def recursively_apply(
     func: Callable[..., Any],
     data: Any,
@@ -131,6 +181,7 @@ def unsupported_leaf(path: str, leaf: Any, operation: str) -> str:
     )
 
 
+@loops_named
 def send_to_device(
     tensor: Any,
     device: str | int | torch.device,
@@ -172,6 +223,7 @@ def _moved(data: Any, device: torch.device, non_blocking: bool, skipped: Sequenc
     return rebuilt(data, [_moved(value, device, non_blocking, skipped) for _, value in found])
 
 
+@loops_named
 def find_batch_size(data: Any) -> int:
     """The first dimension of the first tensor.
 
@@ -197,6 +249,7 @@ def ignorant_find_batch_size(data: Any) -> int | None:
         return None
 
 
+@loops_named
 def find_device(data: Any) -> torch.device | None:
     """The device of the first tensor, or None."""
     return next((leaf.device for _, leaf in leaves_with_paths(data) if isinstance(leaf, torch.Tensor)), None)
@@ -220,6 +273,7 @@ def slice_tensors(
     return recursively_apply(lambda leaf: leaf[tensor_slice], data)
 
 
+@loops_named
 def concatenate(data: Sequence[Any], dim: int = 0) -> Any:
     """Join trees of one layout, tensor by tensor.
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import functools
 import os
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from accel_state.callsite import warn_user
 from accel_state.settings.model import UNSET, Resolved, Setting
 from accel_state.settings.table import all_settings, find_setting, nearest
 
@@ -75,7 +75,7 @@ def warn_unknown_variables() -> None:
 
 @functools.cache
 def _warn_once(text: str) -> None:
-    warnings.warn(text, stacklevel=2)
+    warn_user(text)
 
 
 def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
