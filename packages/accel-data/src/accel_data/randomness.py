@@ -31,6 +31,16 @@ def worker_seed(order_state: Tensor | None, epoch: int, consumed: int, rank: int
     return int.from_bytes(digest.digest(), "little") >> 1
 
 
+def shared_seed(on_all_ranks: bool) -> int:
+    """The seed that torch was last seeded with, on rank 0 where ranks share it. One small broadcast for that."""
+    seed = torch.initial_seed() & (2**63 - 1)  # that of int64
+    if on_all_ranks and torch.distributed.is_available() and torch.distributed.is_initialized():
+        from accel_state import broadcast
+
+        return int(broadcast(torch.tensor(seed)))
+    return seed
+
+
 def synchronize(rng_types: list[Any], generator: torch.Generator | None) -> None:
     """Set the listed generators to rank 0's. One small broadcast per kind; none without a process group.
 
