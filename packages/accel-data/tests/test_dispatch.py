@@ -342,3 +342,43 @@ def test_the_fill_may_be_longer_than_what_was_read():
     parts = Cutter(5, splits=True, even=True).deal([torch.tensor([7, 8])], True).parts
     assert [part.batch.tolist() for part in parts] == [[7], [8], [7], [8], [7]]
     assert [part.real for part in parts] == [1, 1, 0, 0, 0]
+
+
+# ---- failures before the first batch
+
+
+class Deaf(IterableDataset):
+    def set_epoch(self, epoch):
+        if PartialState().process_index == 0:
+            raise OSError("cannot change the epoch")
+
+    def __iter__(self):
+        return iter(range(8))
+
+
+def failing_before_the_first_batch(kind):
+    state = PartialState(cpu=True)
+    weights = torch.ones(8) if state.process_index else -torch.ones(8)
+    source = {
+        "set_epoch": lambda: DataLoader(Deaf()),
+        "weights": lambda: DataLoader(torch.arange(8), sampler=torch.utils.data.WeightedRandomSampler(weights, 8)),
+    }[kind]()
+    loader = prepared(source)
+    said = []
+    for _ in range(2):  # a rank that catches it may try again
+        with pytest.raises((OSError, RuntimeError, DataLoaderError)) as caught:
+            next(iter(loader))
+        said.append((type(caught.value).__name__, str(caught.value)))
+    torch.distributed.barrier()
+    return said
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "text"),
+    [("set_epoch", "OSError", "cannot change the epoch"), ("weights", "RuntimeError", "multinomial")],
+)
+def test_a_failure_before_the_first_batch_reaches_every_rank(ranks, kind, error, text):
+    first, second = ranks(failing_before_the_first_batch, 2, kind)
+    assert [name for name, _ in first + second] == [error, error, "DataLoaderError", "DataLoaderError"]
+    assert all(text in said for _, said in first)
+    assert all(f"Rank 0, which reads for all ranks, failed: {error}: " in said and text in said for _, said in second)

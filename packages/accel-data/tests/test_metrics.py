@@ -1,6 +1,7 @@
 """Results of evaluation on several ranks: every sample once, in order."""
 
 import pickle
+from collections import namedtuple
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch.utils.data import DataLoader
 
 from accel_data import gather_for_metrics, prepare_data_loader, weighted_mean
 from accel_state import GradientState, PartialState
+from accel_state.errors import DataLoaderError
 
 
 def rank_setup():
@@ -68,6 +70,47 @@ def uneven_parts():
 
 def test_uneven_batches_lose_nothing(ranks):
     assert ranks(uneven_parts, 2) == [list(range(7))] * 2
+
+
+Pair = namedtuple("Pair", "a b")
+
+
+def mixed_structures():
+    _, mailbox = rank_setup()
+    loader = prepare_data_loader(DataLoader(torch.arange(7), batch_size=2), gradient_state=mailbox)
+    for batch in loader:
+        texts = [f"s{int(i)}" for i in batch]
+        got = {
+            "tuple": gather_for_metrics((batch, texts), gradient_state=mailbox),
+            "list": gather_for_metrics([batch, texts], gradient_state=mailbox),
+            "dict": gather_for_metrics({"t": batch, "s": texts, "n": None}, gradient_state=mailbox),
+            "named": gather_for_metrics(Pair(batch, batch * 2), gradient_state=mailbox, use_gather_object=True),
+            "dicts": gather_for_metrics(tuple({"i": int(i)} for i in batch), gradient_state=mailbox),
+            "objects": gather_for_metrics(
+                [i.reshape(1) for i in batch], gradient_state=mailbox, use_gather_object=True
+            ),
+        }
+    return {kind: plain(value) for kind, value in got.items()}
+
+
+def plain(value):
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {key: plain(inner) for key, inner in value.items()}
+    return [plain(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def test_values_of_mixed_structures_are_cut_one_by_one(ranks):
+    for got in ranks(mixed_structures, 2):
+        assert got == {
+            "tuple": [[4, 5], ["s4", "s5"], [6], ["s6"]],
+            "list": [[4, 5], ["s4", "s5"], [6], ["s6"]],
+            "dict": [{"t": [4, 5], "s": ["s4", "s5"], "n": None}, {"t": [6], "s": ["s6"], "n": None}],
+            "named": [[4, 5], [8, 10], [6], [12]],
+            "dicts": [{"i": 4}, {"i": 5}, {"i": 6}],
+            "objects": [[4], [5], [6]],
+        }
 
 
 def warned(make, size=5, length=9):
@@ -175,3 +218,9 @@ def test_a_prepared_loader_pickles_with_its_mailbox():
     twin = pickle.loads(pickle.dumps(loader))
     assert [b.tolist() for b in twin] == [b.tolist() for b in loader]
     assert isinstance(twin.gradient_state, GradientState)
+
+
+@pytest.mark.parametrize("kinds", [["nonsense"], ["xla"], [None], "generator"])
+def test_generators_that_are_not_here_are_refused(kinds):
+    with pytest.raises(DataLoaderError, match="rng_types="):
+        prepare_data_loader(DataLoader(torch.arange(4)), num_processes=1, process_index=0, rng_types=kinds)

@@ -182,3 +182,18 @@ def test_the_first_batch_of_a_trillion_needs_no_memory():
     assert batch.tolist() == SampleOrder(10**12, 5)[96:128].tolist()
     assert peak < 1_000_000
     assert len(loader) == 10**12 // 256
+
+
+def test_positions_of_any_integer_kind():
+    order = SampleOrder(7, seed=1)
+    whole = order[:].tolist()
+    assert order[torch.tensor(5)] == order[5] == whole[5]
+    assert order.at(torch.arange(7, dtype=torch.int32)).tolist() == whole
+    assert order.at([]).tolist() == []
+    for wrong in ([-1], [7], [10**9]):
+        with pytest.raises(IndexError, match="of an order of 7 samples"):
+            order.at(torch.tensor(wrong))
+    with pytest.raises(IndexError, match="of 0 samples"):
+        SampleOrder(0, 7).at([0])
+    with pytest.raises(TypeError, match="integers"):
+        order.at(torch.tensor([1.0]))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from accel_state.errors import DataLoaderError
+from accel_state.errors import DataLoaderError, DataStateError
 
 from .digest import SampleDigest, digest_of
 from .epochs import tell_epoch, warn_of_deaf_workers
@@ -19,8 +19,8 @@ from .feeds import Feed, KnownFeed, Ragged, Tail
 from .mailbox import DataLoaderStateMixin
 from .parts import Part, own_part
 from .permutation import PermutationSampler
-from .position import Cursor, Fingerprint, OrderKind, Pass, Position, position_of, state_of
-from .randomness import drawn_generator, synchronize, worker_seed
+from .position import Cursor, Fingerprint, OrderKind, Pass, Position, check_form, position_of, state_of
+from .randomness import drawn_generator, shared_seed, synchronize, worker_seed
 from .samplers import SeedableRandomSampler, innermost_sampler, set_innermost_sampler
 from .seeded import SeededIndices, SeededReads, epoch_seed
 from .shard import BatchSamplerShard
@@ -87,9 +87,8 @@ class DataLoaderAdapter(DataLoaderStateMixin, DataLoader):
 
         Cost: one broadcast of the generator's state (5 KB) where the order is random and there are several ranks.
         """
-        current = self._begin()
-        feed = self._open(current.origin)
-        current.feed = feed
+        current = self._start()
+        feed = current.feed
         batches = self._batches(feed)
         self._tail, self.ranks_met = None, False
         self.begin()
@@ -161,29 +160,56 @@ class DataLoaderAdapter(DataLoaderStateMixin, DataLoader):
             self._shard.armed = None
             attributes["dataset"] = dataset
 
-    def _begin(self) -> Pass:
-        """Open a pass at the saved position or at the next epoch's start, with the generator where it has to be."""
-        cursor, generator = self._cursor, self.synchronized_generator
+    def _start(self) -> Pass:
+        """Open a pass at the saved position or at the next epoch's start."""
+        position = self._arrive()
+        self._synchronize()
+        return self._opened(position)
+
+    def _arrive(self) -> Position:
+        """Where the next pass begins, with all that it is read from told so; nothing that other ranks take part in."""
+        cursor = self._cursor
         self._count(cursor.current)
+        if isinstance(self._shard, StreamPart):
+            self._shard.rewind()
+        told = cursor.epoch if cursor.resume is None else cursor.resume.epoch
+        self._tell_epoch(told)  # first, since a batch sampler may have another length in each epoch
         position = self._starting_point()
         cursor.epoch = position.epoch
-        self._tell_epoch(position.epoch)
+        if position.epoch != told:
+            self._tell_epoch(position.epoch)
+        return position
+
+    def _synchronize(self) -> None:
+        """Let all ranks that read have rank 0's generators, and its seed of samples where no generator decides."""
+        cursor, generator = self._cursor, self.synchronized_generator
         if self._num_readers > 1:
             synchronize(self.rng_types, generator)
+        if self._draws_sample_seed and cursor.sample_seed is None:
+            cursor.sample_seed = shared_seed(self._num_readers > 1)
+
+    @property
+    def _draws_sample_seed(self) -> bool:
+        """Whether samples are seeded, though nothing random decides the order."""
+        return self.seed_per_sample and self.synchronized_generator is None and self._seed is None
+
+    def _opened(self, position: Position) -> Pass:
+        """A pass from `position` on, with its feed and the generators where they have to be."""
+        cursor, generator = self._cursor, self.synchronized_generator
         state = None if generator is None else generator.get_state()
         source = self._worker_source
         basis = state if source is None or source is generator else source.get_state()
         seed = worker_seed(basis, position.epoch, position.consumed, self._shard.process_index)
         self.generator.manual_seed(seed)
         if self.seed_per_sample:
-            self._epoch_seed = epoch_seed(
-                state, torch.initial_seed() if self._seed is None else self._seed, position.epoch
-            )
+            basis_of_samples = cursor.sample_seed if self._draws_sample_seed else self._seed
+            self._epoch_seed = epoch_seed(state, basis_of_samples, position.epoch)
         cursor.current = Pass(
             origin=replace(position, generator_state=state),
             units_per_step=self._units_per_step,
             num_units=self._shard.num_units,
         )
+        cursor.current.feed = self._open(cursor.current.origin)
         return cursor.current
 
     @property
@@ -206,7 +232,7 @@ class DataLoaderAdapter(DataLoaderStateMixin, DataLoader):
         cursor = self._cursor
         resume, cursor.resume = cursor.resume, None
         skipped = self._units_to_skip()
-        if resume is not None and self._skips_by_hand and self._is_at_end(resume) and not self._is_end(skipped):
+        if resume is not None and self._skips_by_hand and self._is_end(resume.consumed) and not self._is_end(skipped):
             self._leave(resume)  # nothing is left of that epoch, so the batches to skip are the next one's
             resume = None
         if resume is not None and not self.resumes_mid_epoch:
@@ -245,9 +271,6 @@ class DataLoaderAdapter(DataLoaderStateMixin, DataLoader):
         length = self._shard.num_units
         return units if length is None else min(units, length)
 
-    def _is_at_end(self, position: Position) -> bool:
-        return self._is_end(position.consumed)
-
     def _is_end(self, units: int) -> bool:
         length = self._shard.num_units
         return length is not None and units >= length
@@ -264,20 +287,31 @@ class DataLoaderAdapter(DataLoaderStateMixin, DataLoader):
         position = self._position()
         if self._order_kind != "generator":
             position = replace(position, generator_state=None)
-        return state_of(position, self._fingerprint(), self._seed)
+        sample_seed = self._cursor.sample_seed if self._draws_sample_seed else None
+        return state_of(position, self._fingerprint(), self._seed, sample_seed)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Let the next iteration continue at a saved position; the one after it is a whole epoch, the next in order.
 
         Raises:
-            DataStateError: the state is of a newer version, of another data set's length, of another kind of order,
-                or counts batches of another size.
+            DataStateError: the state is malformed, of a newer version, of another data set's length, of another kind of
+                order, counts batches of another size, or of streams of another number of workers.
         """
-        position = position_of(state_dict, self._fingerprint())
+        check_form(state_dict)
+        cursor = self._cursor
+        tells = state_dict.get("length") != self._shard.num_units  # which may depend on the epoch
+        if tells:
+            self._tell_epoch(state_dict["epoch"])
+        try:
+            position = position_of(state_dict, self._fingerprint())
+        except DataStateError:
+            if tells:
+                self._tell_epoch(cursor.epoch)
+            raise
         sampler = innermost_sampler(self._shard)
         if isinstance(sampler, _SEEDED):
-            sampler.initial_seed = int(state_dict["seed"])
-        cursor = self._cursor
+            sampler.initial_seed = state_dict["seed"]
+        cursor.sample_seed = state_dict.get("sample_seed", cursor.sample_seed)
         self._count(cursor.current)
         cursor.resume, cursor.current, cursor.epoch = position, None, position.epoch
 
@@ -330,6 +364,7 @@ class DataLoaderAdapter(DataLoaderStateMixin, DataLoader):
             world_bound=isinstance(shard, StreamPart)
             and not shard.counts_samples
             and shard.num_processes == self._num_parts,
+            num_workers=shard.num_workers if isinstance(shard, StreamPart) and shard.has_workers else None,
             num_shards=shard.num_shards if isinstance(shard, SourcePart) else None,
             rank_alone=None if not isinstance(shard, SourcePart) or shard.knows_all else shard.process_index,
         )

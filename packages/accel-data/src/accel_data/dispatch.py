@@ -14,7 +14,7 @@ from accel_state.errors import CollectiveMismatchError, DataLoaderError
 
 from .feeds import Feed, Ragged, Tail
 from .loader import DataLoaderShard
-from .position import Position
+from .position import Pass, Position
 from .rounds import Cutter, Round, rounds_of
 from .wire import BATCH, END, FAILURE, Note, Wire, decode, encode, job_timeout
 
@@ -118,14 +118,28 @@ class DataLoaderDispatcher(DataLoaderShard):
 
     # ---- iterating
 
+    def _start(self) -> Pass:
+        """As in every loader; where it fails on the rank that reads, the others hear of it instead of waiting."""
+        if self._wire is None and len(self.part_of_rank) > 1:
+            self._wire = Wire(job_timeout())
+        self._pass_number += 1
+        try:
+            try:
+                position = self._arrive()
+            finally:
+                self._synchronize()  # also after a failure: the others are there
+            return self._opened(position)
+        except CollectiveMismatchError:
+            raise
+        except Exception as error:
+            self._tell_failure(error, 0)
+            raise
+
     def _open(self, origin: Position) -> Feed:
         return _Rounds(super()._open(origin) if self.rank == READER else None)
 
     def _batches(self, feed: Any) -> Iterator[Any]:
         """Cost per step: one message to each other rank, of its part and 64 bytes."""
-        if self._wire is None and len(self.part_of_rank) > 1:
-            self._wire = Wire(job_timeout())
-        self._pass_number += 1
         batches = self._read_and_send(feed) if self.rank == READER else self._receive(feed)
         return self._placed(batches)
 
@@ -202,7 +216,7 @@ class DataLoaderDispatcher(DataLoaderShard):
 
     def _tell_failure(self, error: Exception, step: int) -> None:
         """Let the other ranks fail too, instead of waiting for a batch."""
-        if self._wire is None:
+        if self._wire is None or self.rank != READER:
             return
         payload = encode(f"{type(error).__name__}: {error}")
         note = Note(self._pass_number, step, FAILURE, num_bytes=payload.numel())

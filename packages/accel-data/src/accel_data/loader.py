@@ -15,6 +15,7 @@ from accel_state.errors import DataLoaderError
 from .adapter import DataLoaderAdapter
 from .position import Cursor
 from .prefetch import moved
+from .randomness import checked_kinds
 from .samplers import innermost_sampler
 
 
@@ -42,7 +43,7 @@ class DataLoaderShard(DataLoaderAdapter):
             this rank's part already.
 
     Raises:
-        DataLoaderError: `in_order=False`, or a mesh.
+        DataLoaderError: `in_order=False`, a mesh, or generators in `rng_types` that are not here.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class DataLoaderShard(DataLoaderAdapter):
         self._readers = num_readers
         self.device = None if device is None else torch.device(device)
         self.non_blocking = _non_blocking
-        self.rng_types = ["generator"] if rng_types is None else list(rng_types)
+        self.rng_types = ["generator"] if rng_types is None else checked_kinds(rng_types)
         self.skip_batches = skip_batches
         self.seed_per_sample = seed_per_sample
         self.gradient_state = gradient_state

@@ -20,7 +20,8 @@ def gather_for_metrics(
 
     Args:
         input_data: any nesting of tensors whose first dimension is the batch (or a multiple of it, sample by sample);
-            or a list of objects, one per sample. Input with a leaf that is no tensor is gathered as objects.
+            or a list of objects, one per sample. Input with a leaf that is no tensor is gathered as objects: in
+            dicts, and in tuples and mixed lists of values as long as the batch, each value is cut by itself.
         gradient_state: knows the loader that is being iterated.
         use_gather_object: gather tensors as objects too: neither padded nor joined; for tensors of unequal shapes.
         is_copy: this rank's samples are another's too (of its tp group, say) and are left out.
@@ -37,7 +38,11 @@ def gather_for_metrics(
     """
     tail = _padded_tail(gradient_state.active_dataloader)
     if use_gather_object or not _all_tensors(input_data):
-        return gather_object([] if is_copy else _real_items(_as_items(input_data), tail))
+        if is_copy:
+            return gather_object([])
+        if tail is not None:
+            input_data = _real_part(input_data, tail) if tail.real else []
+        return gather_object(_as_items(input_data))
     if is_copy:
         input_data = recursively_apply(_nothing_of, input_data)
     elif tail is not None:
@@ -89,11 +94,44 @@ def _as_items(data: Any) -> list[Any]:
     return [data]
 
 
-def _real_items(items: list[Any], tail: Tail | None) -> list[Any]:
-    if tail is None:
-        return items
-    kept = _num_kept(len(items), tail)
-    return items if kept is None else items[:kept]
+def _real_part(data: Any, tail: Tail) -> Any:
+    """Objects without what belongs to fill-up samples."""
+    if isinstance(data, Tensor):
+        return _cutter(tail)(data)
+    if isinstance(data, dict):
+        return {key: _real_part(value, tail) for key, value in data.items()}
+    if _is_structure(data, tail.size):
+        parts = [_real_part(value, tail) for value in data]
+        return type(data)(*parts) if hasattr(data, "_fields") else type(data)(parts)
+    if isinstance(data, list | tuple):
+        kept = _num_kept(len(data), tail)
+        return data if kept is None else list(data[:kept])
+    if not isinstance(data, str | bytes | bool | None):
+        _num_kept(1, tail)  # which warns, unless it is that of a single sample
+    return data
+
+
+def _is_structure(data: Any, size: int) -> bool:
+    """Whether a list or tuple holds values of the whole batch, rather than one item per sample.
+
+    A tuple does where all its tensors, lists and dicts are as long as the batch; a list where it mixes their kinds.
+    """
+    if not isinstance(data, list | tuple):
+        return False
+    held = [value for value in data if isinstance(value, Tensor | list | tuple | dict)]
+    if isinstance(data, list) and len({type(value) for value in held}) < 2:
+        return False
+    return bool(held) and all(_is_batch(value, size) for value in held)
+
+
+def _is_batch(value: Any, size: int) -> bool:
+    if isinstance(value, Tensor):
+        return value.ndim > 0 and len(value) % size == 0
+    if isinstance(value, dict):
+        return any(_is_batch(inner, size) for inner in value.values())
+    if isinstance(value, list | tuple):
+        return (bool(value) and len(value) % size == 0) or _is_structure(value, size)
+    return False
 
 
 def _cutter(tail: Tail) -> Callable[[Tensor], Tensor]:

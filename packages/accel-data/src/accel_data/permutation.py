@@ -11,6 +11,7 @@ which keeps the bijection (cycle walking, method 2 there). Not meant to keep sec
 from __future__ import annotations
 
 import hashlib
+import operator
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -71,6 +72,7 @@ class SampleOrder:
             if not positions:
                 return torch.empty(0, dtype=torch.int64)
             return self.at(torch.arange(positions.start, positions.stop, positions.step))
+        key = operator.index(key)
         if not -self.length <= key < self.length:
             raise IndexError(f"position {key} of an order of {self.length} samples")
         index = self._once(key % self.length)
@@ -83,7 +85,21 @@ class SampleOrder:
             yield from self[first : first + _BLOCK].tolist()
 
     def at(self, positions: Tensor) -> Tensor:
-        """The indices of the samples at `positions`: int64, any shape, each within 0 and length - 1."""
+        """The indices, int64, of the samples at `positions`: integers, any shape, each within 0 and length - 1.
+
+        Raises:
+            TypeError: positions that are no integers.
+            IndexError: a position out of range.
+        """
+        positions = torch.as_tensor(positions)
+        if positions.numel() == 0:
+            return torch.empty(positions.shape, dtype=torch.int64)
+        if positions.dtype is torch.bool or positions.is_floating_point() or positions.is_complex():
+            raise TypeError(f"positions of samples are integers, not {positions.dtype}")
+        positions = positions.to(torch.int64)
+        lowest, highest = (int(bound) for bound in positions.aminmax())
+        if lowest < 0 or highest >= self.length:
+            raise IndexError(f"positions {lowest} to {highest} of an order of {self.length} samples")
         found = self._all_once(positions.reshape(-1))
         outside = (found >= self.length).nonzero().view(-1)
         while outside.numel():

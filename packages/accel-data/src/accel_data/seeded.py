@@ -72,7 +72,7 @@ class SeededReads:
         return self.dataset[index]
 
 
-def epoch_seed(order_state: torch.Tensor | None, fallback: int, epoch: int) -> int:
+def epoch_seed(order_state: torch.Tensor | None, fallback: int | None, epoch: int) -> int:
     """The seed of an epoch's samples: a digest of the generator's state at its start, so that a resumed run has it too.
 
     Args:

@@ -69,6 +69,6 @@ class ShardPlaces:
         finished = set(state.get("finished_shards", ()))
         codes = tuple(place_code(int(read), is_finished=shard in finished) for shard, read in enumerate(positions))
         everyone = range(len(codes))
-        if int(state["num_processes"]) == num_processes:
+        if state.get("num_processes") == num_processes:
             return cls(codes, tuple(state.get("shard_deal", everyone)))
         return cls(codes, tuple(sorted(everyone, key=lambda shard: is_finished(codes[shard]))))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
@@ -65,6 +65,7 @@ class IterableDatasetShard(IterableDataset):
         self.source_state: Any = None  # of the data set, to be put back before the next iteration
         self.last_portion: Portion | None = None  # the one handed out last, where it is read in this process
         self.first_dry: int | None = None  # the first rank that got nothing in the round read last, if any
+        self.notes_end = self.has_ended = False  # whether, and whether just now, the data set was read to its end
         self.tells_end = False  # whether the last thing yielded is a `StreamEnd`, for a `MarkingCollate`
 
     def set_epoch(self, epoch: int) -> None:
@@ -79,6 +80,8 @@ class IterableDatasetShard(IterableDataset):
         if self.source_state is not None:
             source.load_state_dict(self.source_state)
             start = 0
+        if self.notes_end:
+            source = self._noting_end(source)
         if start and callable(getattr(source, "skip", None)):
             source, start = source.skip(start), 0
         if self.num_processes == 1:
@@ -94,6 +97,11 @@ class IterableDatasetShard(IterableDataset):
                 yield from portion.items
         if self.tells_end:
             yield StreamEnd.after(portion)
+
+    def _noting_end(self, samples: Iterable[Any]) -> Iterator[Any]:
+        self.has_ended = False
+        yield from samples
+        self.has_ended = True
 
     def __len__(self) -> int:
         """Samples of this rank, where the data set has a length."""
@@ -139,7 +147,7 @@ class StreamFeed:
         batch = next(batches, missing)
         self._note_ragged(served)
         while batch is not missing:
-            state = copy.deepcopy(self._shard.dataset.state_dict()) if self._keeps_state else None
+            state = self._state()
             following = next(batches, missing)
             served, self.source_state = served + 1, state
             self._note_ragged(served)
@@ -148,6 +156,12 @@ class StreamFeed:
             yield batch
             batch = following
         self.total = served
+
+    def _state(self) -> Any:
+        """That of the data set; None at its end, from where one that keeps its place begins anew."""
+        if not self._keeps_state or self._shard.has_ended:
+            return None
+        return copy.deepcopy(self._shard.dataset.state_dict())
 
     def _note_ragged(self, served: int) -> None:
         """Note that the round fetched last, which follows `served` batches, has nothing for some rank."""
@@ -182,6 +196,8 @@ class StreamPart:
         self.num_workers = loader.num_workers
         self.dataset.tells_end = self.has_workers and self.num_processes > 1 and not self.drop_last
         self.armed: Any = None
+        self._first_state: Any = None  # of a data set that tells its state: as it was before its first pass
+        self._is_under_way = False  # whether such a data set was left within a pass
 
     @property
     def has_workers(self) -> bool:
@@ -212,6 +228,10 @@ class StreamPart:
         """The batches after the first `start` units, or from a state of the data set."""
         self.dataset.start = start if self.counts_samples else 0
         self.dataset.source_state = source_state
+        if self._keeps_state:
+            self.dataset.notes_end = self._is_under_way = True
+            if self._first_state is None:
+                self._first_state = copy.deepcopy(self.dataset.dataset.state_dict())
         if self.dataset.tells_end:
             pads = self.dataset.partition.pads
             return WorkerStreamFeed(self.dataset, self.num_workers, self.process_index, pads=pads, num_dropped=start)
@@ -225,11 +245,19 @@ class StreamPart:
         has_state = all(callable(getattr(source, name, None)) for name in names)
         return has_state and not self.has_workers and not callable(getattr(source, "skip", None))
 
+    def rewind(self) -> None:
+        """Put a data set that keeps its place back to its start, if the pass before was left."""
+        if self._is_under_way:
+            self.dataset.dataset.load_state_dict(copy.deepcopy(self._first_state))
+            self._is_under_way = False
+
     def finish(self) -> None:
-        """Nothing: reading the stream has drawn what it draws."""
+        """Reading the stream to its end has drawn what it draws."""
+        self._is_under_way = False
 
     def pass_over(self) -> None:
         """Read the stream to its end, so that its generator stands where the next epoch begins."""
+        self.rewind()
         self.dataset.start, self.dataset.source_state = 0, None
         drop_items(iter(self.dataset), sys.maxsize)
 
