@@ -57,6 +57,7 @@ class Checkpointer:
         metadata: Any = None,
         blocking: bool = True,
         before_write: BeforeWrite | None = None,
+        before_commit: Callable[[Path], None] | None = None,
         **objects: Any,
     ) -> Path | SaveHandle:
         """Save objects under names, wholly or not at all; then prune by the retention rule.
@@ -69,7 +70,7 @@ class Checkpointer:
             metadata: plain values to get back.
             blocking: return once the checkpoint is committed; if False, once a private copy of the state exists. One
                 such save is in flight at most: the next save or restore waits for it, and raises what it failed with.
-            before_write: see `save_checkpoint`.
+            before_write, before_commit: see `save_checkpoint`.
             objects: see `save_checkpoint`; named otherwise than these arguments.
 
         Returns:
@@ -94,6 +95,7 @@ class Checkpointer:
                 metadata=metadata,
                 codecs=self.codecs,
                 before_write=before_write,
+                before_commit=before_commit,
             )
             if world.is_main:
                 self._prune()
@@ -106,6 +108,7 @@ class Checkpointer:
             metadata=metadata,
             codecs=self.codecs,
             before_write=before_write,
+            before_commit=before_commit,
             buffers=self._buffers,
             on_commit=self._prune,
         )

@@ -178,6 +178,11 @@ def require_checkpoint(directory: Path) -> Path:
     )
 
 
+def is_committed_checkpoint(directory: str | os.PathLike[str]) -> bool:
+    """Whether a directory holds a checkpoint that this package has committed; looks for its manifest, no further."""
+    return manifest_path(real_directory(directory)) is not None
+
+
 def verify_checkpoint(directory: str | os.PathLike[str]) -> Manifest:
     """Check that every file of a checkpoint is there, of its size, and unaltered. Changes nothing, needs no rank.
 
