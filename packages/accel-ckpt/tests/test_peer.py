@@ -195,3 +195,10 @@ def test_live_objects_in_their_layout_by_the_peers_signature(tmp_path, safe):
     assert others[0].step_size == 2
     assert others[1].get_scale() == 8
     assert random.random() == expected
+
+
+def test_warnings_name_the_users_line(written):
+    (written / "random_states_0.pkl").unlink()
+    with pytest.warns(RuntimeWarning, match="no random generators") as caught:
+        load_accelerate_checkpoint(written)
+    assert caught[0].filename == __file__

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from accel_state import warn_user
 from accel_state.errors import CheckpointCorruptError, CheckpointError, CheckpointNotFoundError
 
 from .buffers import CopyBuffers
@@ -159,7 +159,7 @@ class Checkpointer:
             except CheckpointCorruptError as error:
                 problems.append(str(error))
                 if path != paths[0] and world.is_main:
-                    warnings.warn(f"falling back to the checkpoint before: {error}", RuntimeWarning, stacklevel=2)
+                    warn_user(f"falling back to the checkpoint before: {error}", RuntimeWarning)
                 continue
             return _step_of(path) if loaded.step is None else loaded.step
         raise CheckpointCorruptError(f"no checkpoint in {self.directory} is whole: {'; '.join(problems)}")
@@ -210,7 +210,7 @@ class Checkpointer:
             try:
                 remove_checkpoint(path)
             except (OSError, CheckpointError) as error:
-                warnings.warn(f"cannot remove {path}: {error}", RuntimeWarning, stacklevel=3)
+                warn_user(f"cannot remove {path}: {error}", RuntimeWarning)
 
 
 def list_checkpoints(directory: str | os.PathLike[str], prefix: str) -> list[CheckpointInfo]:

@@ -6,13 +6,13 @@ Their files are numbered, not named, so objects have to come in the order in whi
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
+from accel_state import warn_user
 from accel_state.errors import CheckpointCorruptError, CheckpointError, CheckpointMismatchError, CheckpointNotFoundError
 from accel_state.protocols import Stateful
 
@@ -193,10 +193,8 @@ def _restore_rng(saved: Mapping[str, Any], directory: Path, process_index: int) 
     from accel_state import restore_rng_state
 
     if not saved:
-        warnings.warn(
-            f"{directory} has no random generators of process {process_index}: they go on as they are.",
-            RuntimeWarning,
-            stacklevel=3,
+        warn_user(
+            f"{directory} has no random generators of process {process_index}: they go on as they are.", RuntimeWarning
         )
         return
     readers: dict[str, tuple[str, Callable[[Any], Any]]] = {
@@ -207,7 +205,7 @@ def _restore_rng(saved: Mapping[str, Any], directory: Path, process_index: int) 
     }
     lost = sorted(saved.keys() - readers.keys() - {"step"})
     if lost:
-        warnings.warn(f"{directory}: left unread: {', '.join(lost)}", RuntimeWarning, stacklevel=3)
+        warn_user(f"{directory}: left unread: {', '.join(lost)}", RuntimeWarning)
     restore_rng_state({name: read(saved[key]) for key, (name, read) in readers.items() if key in saved})
 
 
