@@ -1,4 +1,4 @@
-"""Checkpoints cross over: accelerate's load here, ours load there after `accel ckpt convert`.
+"""Checkpoints cross over: accelerate's load here, ours load there after `accel ckpt convert`, or saved as its files.
 
 Needs the environment in which the benchmarks run the peer; `tools/dev bench` makes it.
 """
@@ -46,3 +46,27 @@ def test_what_we_saved_goes_on_there(tmp_path, capsys):
     assert parsed.func(parsed) == 0
     assert "DataLoader" in capsys.readouterr().out
     assert run("accelerate", "load", tmp_path / "there") == expected
+
+
+def test_torch_files_that_we_saved_go_on_there_and_here(tmp_path):
+    expected = run("accel", "save", tmp_path / "c", safe_serialization=False)
+    assert run("accelerate", "load", tmp_path / "c") == expected
+    assert run("accel", "load", tmp_path / "c") == expected
+
+
+def test_what_the_peers_writer_is_called_with_serves_its_reader(tmp_path):
+    """`save_accelerator_state` by the peer's signature, read by the peer's `load_accelerator_state`."""
+    from torch import nn
+
+    from accel_ckpt import save_accelerator_state
+
+    net = nn.Linear(2, 1)
+    save_accelerator_state(tmp_path / "c", [net.state_dict()], [], [], [], 0, 7, safe_serialization=False)
+    code = (
+        "import sys, json, torch\nfrom accelerate import PartialState\n"
+        "from accelerate.checkpointing import load_accelerator_state as load\nPartialState(cpu=True)\n"
+        "net = torch.nn.Linear(2, 1)\nload(sys.argv[1], [net], [], [], [], 0)\nprint(json.dumps(net.weight.tolist()))"
+    )
+    done = subprocess.run([PEER, "-c", code, tmp_path / "c"], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == net.weight.tolist()

@@ -20,6 +20,7 @@ from accel_ckpt import (
     is_accelerate_checkpoint,
     load_accelerate_checkpoint,
     load_accelerator_state,
+    save_accelerator_state,
     save_checkpoint,
 )
 from accel_state.errors import CheckpointCorruptError, CheckpointError, CheckpointMismatchError, CheckpointNotFoundError
@@ -172,3 +173,32 @@ def test_our_checkpoint_in_their_layout_and_back(tmp_path):
     with pytest.raises(CheckpointCorruptError):
         convert_to_accelerate(tmp_path / "c", tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("safe", [True, False])
+def test_live_objects_in_their_layout_by_the_peers_signature(tmp_path, safe):
+    net, opt = objects(1)
+    schedule, scaler = torch.optim.lr_scheduler.StepLR(opt, 2), torch.amp.GradScaler("cpu", init_scale=8.0)
+    found = save_accelerator_state(
+        tmp_path / "c", [net.state_dict()], [opt], [schedule], [], 0, 7, scaler, safe_serialization=safe
+    )
+    assert found == tmp_path / "c"
+    expected = random.random()
+    weights = "model.safetensors" if safe else "pytorch_model.bin"
+    assert {path.name for path in found.iterdir()} == {
+        weights, "optimizer.bin", "scheduler.bin", "scaler.pt", "random_states_0.pkl"
+    }  # fmt: skip
+    again, opt_again = objects(5)
+    others = torch.optim.lr_scheduler.StepLR(opt_again, 9), torch.amp.GradScaler("cpu")
+    assert load_accelerator_state(found, [again], [opt_again], [others[0]], [], 0, others[1]) == {"step": 7}
+    assert values(again, opt_again) == {1.0}
+    assert others[0].step_size == 2
+    assert others[1].get_scale() == 8
+    assert random.random() == expected
+
+
+def test_warnings_name_the_users_line(written):
+    (written / "random_states_0.pkl").unlink()
+    with pytest.warns(RuntimeWarning, match="no random generators") as caught:
+        load_accelerate_checkpoint(written)
+    assert caught[0].filename == __file__

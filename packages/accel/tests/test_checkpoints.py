@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 import accel_ckpt
 from accel import Accelerator, ProjectConfiguration, set_seed
 from accel_state import AcceleratorState
-from accel_state.errors import CheckpointError, CheckpointNotFoundError, SettingError
+from accel_state.errors import CheckpointCorruptError, CheckpointError, CheckpointNotFoundError, SettingError
 
 
 class Run:
@@ -96,8 +96,6 @@ def test_loading_without_a_directory_needs_automatic_naming_and_a_checkpoint(tmp
         Run(tmp_path, automatic_checkpoint_naming=True).accelerator.load_state()
     with pytest.raises(CheckpointError, match="needs output_dir"):
         Run(tmp_path).accelerator.save_state()
-    with pytest.raises(CheckpointError, match="safe_serialization"):
-        Run(tmp_path).accelerator.save_state(tmp_path / "x", safe_serialization=False)
 
 
 def test_a_damaged_newest_checkpoint_is_passed_over_and_its_number_left_alone(tmp_path):
@@ -229,3 +227,92 @@ def test_saves_in_the_background_reuse_their_memory(tmp_path):
         addresses.append({(file, key): t.data_ptr() for file, parts in copies.items() for key, t in parts.items()})
     assert addresses[0] == addresses[1]
     assert len(addresses[0]) > 5
+
+
+# ---------------------------------------------------------------- torch's files
+
+
+@pytest.mark.parametrize("automatic", [False, True])
+@pytest.mark.parametrize("blocking", [False, True])
+def test_a_run_goes_on_from_torch_files_bit_for_bit(tmp_path, automatic, blocking):
+    run = Run(tmp_path, automatic_checkpoint_naming=automatic)
+    run.train(5)
+    directory = tmp_path / "checkpoints" / "checkpoint_0" if automatic else tmp_path / "state"
+    saved = run.accelerator.save_state(None if automatic else directory, safe_serialization=False, blocking=blocking)
+    expected = run.train(20)
+    assert saved == str(directory) if blocking else saved.wait() == directory
+    again = Run(tmp_path, seed=99, automatic_checkpoint_naming=automatic)
+    again.accelerator.load_state(None if automatic else directory)
+    assert again.train(20) == expected
+    run.accelerator.end_training()
+
+
+def test_torch_files_have_the_peers_names_and_are_read_weights_only(tmp_path):
+    run = Run(tmp_path)
+    run.accelerator.register_for_checkpointing(run.accelerator.tracker_set)
+    run.train(2)
+    run.accelerator.save_state(tmp_path / "state", safe_serialization=False)
+    names = {path.name for path in (tmp_path / "state").iterdir()}
+    torch_files = {"pytorch_model.bin", "optimizer.bin", "scheduler.bin", "custom_checkpoint_0.pkl"}
+    assert names >= torch_files | {"random_states_0.pkl"}
+    assert not any(name.startswith(("model", "optimizer.safetensors")) for name in names)
+    assert torch_files <= accel_ckpt.verify_checkpoint(tmp_path / "state").files.keys(), "in the transaction"
+    found = {name: torch.load(tmp_path / "state" / name, weights_only=True) for name in torch_files}
+    live = run.accelerator.unwrap_model(run.model).state_dict()
+    assert found["pytorch_model.bin"].keys() == live.keys()
+    assert all(torch.equal(found["pytorch_model.bin"][name], live[name]) for name in live)
+    assert found["optimizer.bin"]["state"][0]["step"] == 2
+    assert found["scheduler.bin"]["last_epoch"] == 2
+
+
+def test_torch_files_that_were_altered_are_refused(tmp_path):
+    run = Run(tmp_path)
+    run.accelerator.save_state(tmp_path / "state", safe_serialization=False)
+    (tmp_path / "state" / "optimizer.bin").write_bytes(b"")
+    with pytest.raises(CheckpointCorruptError, match=r"optimizer\.bin has 0 bytes"):
+        run.accelerator.load_state(tmp_path / "state")
+
+
+class Odd:
+    """A state that only running code could bring back."""
+
+    def state_dict(self):
+        return {"value": Odd()}
+
+    def load_state_dict(self, state):
+        raise AssertionError(state)
+
+
+def test_what_could_not_be_read_weights_only_is_not_written(tmp_path):
+    accelerator = Accelerator(cpu=True)
+    accelerator.register_for_checkpointing(Odd())
+    with pytest.raises(CheckpointError, match=r"custom_checkpoint_0\.pkl would hold .*Odd.*weights-only"):
+        accelerator.save_state(tmp_path / "state", safe_serialization=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_hooks_see_torch_files_too(tmp_path):
+    accelerator = Accelerator(cpu=True)
+    models = accelerator.prepare(nn.Linear(1, 1), nn.Linear(2, 2))
+
+    def keep_second(models, weights, output_dir):
+        weights.pop(0)
+
+    accelerator.register_save_state_pre_hook(keep_second)
+    accelerator.save_state(tmp_path / "state", safe_serialization=False)
+    state = torch.load(tmp_path / "state" / "pytorch_model.bin", weights_only=True)
+    assert state["weight"].shape == (2, 2)
+    assert not (tmp_path / "state" / "pytorch_model_1.bin").exists()
+    accelerator.register_load_state_pre_hook(lambda models, input_dir: models.pop(0))
+    expected = models[1].weight.detach().clone()
+    with torch.no_grad():
+        models[1].weight.zero_()
+    accelerator.load_state(tmp_path / "state")
+    assert torch.equal(models[1].weight, expected)
+
+
+def test_a_checkpoint_of_torch_files_is_not_converted(tmp_path):
+    Run(tmp_path).accelerator.save_state(tmp_path / "state", safe_serialization=False)
+    for convert in (accel_ckpt.convert_to_accelerate, accel_ckpt.convert_to_dcp):
+        with pytest.raises(CheckpointError, match="in accelerate's layout already"):
+            convert(tmp_path / "state", tmp_path / "new")

@@ -10,14 +10,19 @@ if TYPE_CHECKING:
     from .checkpointer import list_checkpoints as list_checkpoints
     from .codec import Codec as Codec
     from .codec import dataclass_codec as dataclass_codec
+    from .commands import merge_command as merge_command
+    from .commands import merge_command_parser as merge_command_parser
     from .commit import remove_checkpoint as remove_checkpoint
     from .convert import convert_to_accelerate as convert_to_accelerate
+    from .dcp import convert_to_dcp as convert_to_dcp
     from .export import save as save
     from .export import save_model as save_model
     from .loading import LoadedCheckpoint as LoadedCheckpoint
+    from .loading import is_committed_checkpoint as is_committed_checkpoint
     from .loading import load_checkpoint as load_checkpoint
     from .loading import verify_checkpoint as verify_checkpoint
     from .manifest import Manifest as Manifest
+    from .merging import merge_fsdp_weights as merge_fsdp_weights
     from .names import MODEL_NAME as MODEL_NAME
     from .names import OPTIMIZER_NAME as OPTIMIZER_NAME
     from .names import RNG_STATE_NAME as RNG_STATE_NAME
@@ -34,6 +39,8 @@ if TYPE_CHECKING:
     from .peer import is_accelerate_checkpoint as is_accelerate_checkpoint
     from .peer import load_accelerate_checkpoint as load_accelerate_checkpoint
     from .peer import load_accelerator_state as load_accelerator_state
+    from .peer_files import save_accelerator_state as save_accelerator_state
+    from .peer_files import write_accelerate_files as write_accelerate_files
     from .project import ProjectConfiguration as ProjectConfiguration
     from .retention import CheckpointInfo as CheckpointInfo
     from .retention import Keep as Keep
@@ -57,11 +64,15 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "retention": ["CheckpointInfo", "Keep", "best", "every", "latest"],
         "saving": ["SaveHandle", "save_checkpoint", "save_in_background"],
         "buffers": ["CopyBuffers"],
-        "loading": ["LoadedCheckpoint", "load_checkpoint", "verify_checkpoint"],
+        "loading": ["LoadedCheckpoint", "is_committed_checkpoint", "load_checkpoint", "verify_checkpoint"],
         "manifest": ["Manifest"],
         "commit": ["remove_checkpoint"],
         "convert": ["convert_to_accelerate"],
         "peer": ["is_accelerate_checkpoint", "load_accelerate_checkpoint", "load_accelerator_state"],
+        "peer_files": ["save_accelerator_state", "write_accelerate_files"],
+        "dcp": ["convert_to_dcp"],
+        "merging": ["merge_fsdp_weights"],
+        "commands": ["merge_command", "merge_command_parser"],
         "export": ["save", "save_model"],
         "weights": [
             "clean_state_dict_for_safetensors",

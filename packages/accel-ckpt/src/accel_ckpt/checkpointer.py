@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from accel_state import warn_user
 from accel_state.errors import CheckpointCorruptError, CheckpointError, CheckpointNotFoundError
 
 from .buffers import CopyBuffers
@@ -57,6 +57,7 @@ class Checkpointer:
         metadata: Any = None,
         blocking: bool = True,
         before_write: BeforeWrite | None = None,
+        before_commit: Callable[[Path], None] | None = None,
         **objects: Any,
     ) -> Path | SaveHandle:
         """Save objects under names, wholly or not at all; then prune by the retention rule.
@@ -69,7 +70,7 @@ class Checkpointer:
             metadata: plain values to get back.
             blocking: return once the checkpoint is committed; if False, once a private copy of the state exists. One
                 such save is in flight at most: the next save or restore waits for it, and raises what it failed with.
-            before_write: see `save_checkpoint`.
+            before_write, before_commit: see `save_checkpoint`.
             objects: see `save_checkpoint`; named otherwise than these arguments.
 
         Returns:
@@ -94,6 +95,7 @@ class Checkpointer:
                 metadata=metadata,
                 codecs=self.codecs,
                 before_write=before_write,
+                before_commit=before_commit,
             )
             if world.is_main:
                 self._prune()
@@ -106,6 +108,7 @@ class Checkpointer:
             metadata=metadata,
             codecs=self.codecs,
             before_write=before_write,
+            before_commit=before_commit,
             buffers=self._buffers,
             on_commit=self._prune,
         )
@@ -156,7 +159,7 @@ class Checkpointer:
             except CheckpointCorruptError as error:
                 problems.append(str(error))
                 if path != paths[0] and world.is_main:
-                    warnings.warn(f"falling back to the checkpoint before: {error}", RuntimeWarning, stacklevel=2)
+                    warn_user(f"falling back to the checkpoint before: {error}", RuntimeWarning)
                 continue
             return _step_of(path) if loaded.step is None else loaded.step
         raise CheckpointCorruptError(f"no checkpoint in {self.directory} is whole: {'; '.join(problems)}")
@@ -207,7 +210,7 @@ class Checkpointer:
             try:
                 remove_checkpoint(path)
             except (OSError, CheckpointError) as error:
-                warnings.warn(f"cannot remove {path}: {error}", RuntimeWarning, stacklevel=3)
+                warn_user(f"cannot remove {path}: {error}", RuntimeWarning)
 
 
 def list_checkpoints(directory: str | os.PathLike[str], prefix: str) -> list[CheckpointInfo]:

@@ -1,4 +1,4 @@
-"""`accel ckpt list | inspect | verify | convert | prune`. Imports torch only when run."""
+"""`accel ckpt list | inspect | verify | convert | prune` and `accel merge-weights`. Imports torch only when run."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _add_convert(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -
     action = actions.add_parser("convert", help=text, description=text)
     action.add_argument("directory", type=Path)
     action.add_argument("target", type=Path, help="a new directory")
-    action.add_argument("--to", required=True, choices=["accelerate"], help="whose layout")
+    action.add_argument("--to", required=True, choices=["accelerate", "dcp"], help="whose layout")
     action.set_defaults(func=_convert)
 
 
@@ -143,9 +143,11 @@ def _prune(arguments: argparse.Namespace) -> int:
 
 def _convert(arguments: argparse.Namespace) -> int:
     from .convert import convert_to_accelerate
+    from .dcp import convert_to_dcp
 
-    for text in convert_to_accelerate(arguments.directory, arguments.target):
-        print(f"left out, accelerate has no place for it: {text}")
+    convert = convert_to_accelerate if arguments.to == "accelerate" else convert_to_dcp
+    for text in convert(arguments.directory, arguments.target):
+        print(f"left out, {arguments.to} has no place for it: {text}")
     return 0
 
 
@@ -159,3 +161,44 @@ def _size(size_bytes: float) -> str:
             return f"{size_bytes:.1f} {unit}"
         size_bytes /= 1024
     return f"{size_bytes:.1f} TiB"
+
+
+# ---------------------------------------------------------------- merge-weights
+
+
+def register_merge(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the subcommand `merge-weights`."""
+    merge_command_parser(subparsers)
+
+
+def merge_command_parser(
+    subparsers: argparse._SubParsersAction[argparse.ArgumentParser] | None = None,
+) -> argparse.ArgumentParser:
+    """The parser of `merge-weights`, for `accel` or alone."""
+    text = "make one weights file per model of a checkpoint whose weights lie in shards"
+    parser: argparse.ArgumentParser = (
+        argparse.ArgumentParser("accel merge-weights", description=text)
+        if subparsers is None
+        else subparsers.add_parser("merge-weights", help=text, description=text)
+    )
+    parser.add_argument("checkpoint_directory", help="a checkpoint of accel, or of torch.distributed.checkpoint")
+    parser.add_argument("output_path", help="the directory to write to")
+    parser.add_argument(
+        "--unsafe_serialization", "--unsafe-serialization", action="store_true", help="write .bin, not .safetensors"
+    )
+    parser.add_argument(
+        "--remove_checkpoint_dir", "--remove-checkpoint-dir", action="store_true", help="remove the checkpoint after"
+    )
+    parser.set_defaults(func=merge_command)
+    return parser
+
+
+def merge_command(args: argparse.Namespace) -> int:
+    """What `accel merge-weights` runs."""
+    from .merging import merge_fsdp_weights
+
+    target = merge_fsdp_weights(
+        args.checkpoint_directory, args.output_path, not args.unsafe_serialization, args.remove_checkpoint_dir
+    )
+    print(f"wrote the weights to {target}")
+    return 0

@@ -12,11 +12,11 @@ import errno
 import os
 import re
 import secrets
-import warnings
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from accel_state import warn_user
 from accel_state.errors import CheckpointError
 
 from .durable import flush_directory, make_directories, os_reason
@@ -236,7 +236,7 @@ def _left_alone_if_impossible(path: Path) -> Iterator[None]:
     except FileNotFoundError:
         return  # another process removes it at the same time
     except (OSError, CheckpointError) as error:
-        warnings.warn(f"cannot remove {path}, left by an interrupted save: {error}", RuntimeWarning, stacklevel=2)
+        warn_user(f"cannot remove {path}, left by an interrupted save: {error}", RuntimeWarning)
 
 
 def _owner_is_alive_else_remove(path: Path) -> bool:

@@ -7,18 +7,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from accel_state.errors import CheckpointError
 
 from .codec import decode, load_json
 from .commit import commit, discard, open_staging, real_directory
-from .durable import flush_file, os_reason, read_json_bytes
+from .durable import os_reason, read_json_bytes
 from .loading import verify_checkpoint
 from .manifest import Manifest, data_path
-from .names import OPTIMIZER_NAME, RNG_STATE_NAME, SAFE_MODEL_NAME, SCALER_NAME, SCHEDULER_NAME, STATE_NAME, rng_file
+from .names import OPTIMIZER_NAME, SAFE_MODEL_NAME, SCALER_NAME, SCHEDULER_NAME, STATE_NAME, rng_file
+from .peer_files import (
+    generators_file,
+    generators_for_peer,
+    numbered,
+    refuse_accelerate_files,
+    write_torch_file,
+)
 from .stored import open_tensors
 from .tensors import write_tensors
 
@@ -36,7 +41,7 @@ def convert_to_accelerate(source: str | os.PathLike[str], target: str | os.PathL
         What accelerate has no place for, and was left out.
 
     Raises:
-        CheckpointError: the target exists, or a state needs a codec.
+        CheckpointError: the target exists, a state needs a codec, or the state lies in accelerate's files already.
         CheckpointNotFoundError, CheckpointCorruptError: as `load_checkpoint`.
 
     Cost: reads and writes the state once.
@@ -45,6 +50,7 @@ def convert_to_accelerate(source: str | os.PathLike[str], target: str | os.PathL
     if os.path.lexists(new):
         raise CheckpointError(f"{new} exists already; name a new directory")
     manifest = verify_checkpoint(path)
+    refuse_accelerate_files(path, manifest)
     trees = load_json(read_json_bytes(data_path(path, STATE_NAME)), STATE_NAME)
     staging = open_staging(new)
     try:
@@ -74,16 +80,18 @@ def _write_all(new: Path, path: Path, manifest: Manifest, trees: Mapping[str, An
             write_tensors(new / _next(counts, SAFE_MODEL_NAME, ".safetensors"), own)
             left_out += [f"{name}: extra state"] if tree["extra"] else []
         elif entry.kind == "optimizer":
-            _write(new / _next(counts, OPTIMIZER_NAME, ".bin"), _numbered_state(name, tree, tensors))
+            write_torch_file(new / _next(counts, OPTIMIZER_NAME, ".bin"), _numbered_state(name, tree, tensors))
         elif name in _OURS or "DataLoader" in entry.type:
             left_out += [] if name in _OURS else [f"{name}: {entry.type}"]
         else:
             state = decode(tree, tensors, where=name)
-            _write(new / _file_of(counts, entry.type, state), state)
+            write_torch_file(new / _file_of(counts, entry.type, state), state)
     step = trees["accelerator"]["step"] if "accelerator" in trees else manifest.step or 0
     for rank in range(manifest.world_size):
         if rng_file(rank) in manifest.files:
-            _write(new / f"{RNG_STATE_NAME}_{rank}.pkl", _generators(data_path(path, rng_file(rank)), step))
+            file = data_path(path, rng_file(rank))
+            saved = decode(load_json(read_json_bytes(file), str(file)), {}, where=str(file))
+            write_torch_file(new / generators_file(rank), generators_for_peer(saved, step))
     return left_out
 
 
@@ -105,7 +113,7 @@ def _file_of(counts: dict[str, int], kind: str, state: Any) -> str:
 def _next(counts: dict[str, int], name: str, suffix: str) -> str:
     number = counts.setdefault(name, 0)
     counts[name] += 1
-    return f"{name}{f'_{number}' if number else ''}{suffix}"
+    return numbered(name, number, suffix)
 
 
 def _numbered_state(name: str, tree: Any, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -120,25 +128,3 @@ def _numbered_state(name: str, tree: Any, tensors: Mapping[str, Tensor]) -> dict
         "param_groups": [{**group, "params": [numbers[key] for key in group["params"]]} for group in groups],
         **decode(tree["rest"], tensors, where=name),
     }
-
-
-def _generators(path: Path, step: int) -> dict[str, Any]:
-    saved = decode(load_json(read_json_bytes(path), str(path)), {}, where=str(path))
-    python = saved["python"]
-    states: dict[str, Any] = {
-        "step": step,
-        "random_state": (python["version"], tuple(python["numbers"]), python["gauss"]),
-        "torch_manual_seed": saved["torch"],
-    }
-    if numpy := saved.get("numpy"):
-        keys = np.array(numpy["keys"], dtype=np.uint32)
-        rest = (numpy["position"], numpy["has_gauss"], numpy["cached_gauss"])
-        states["numpy_random_seed"] = (numpy["algorithm"], keys, *rest)
-    if "cuda" in saved:
-        states["torch_cuda_manual_seed"] = list(saved["cuda"])
-    return states
-
-
-def _write(path: Path, state: Any) -> None:
-    torch.save(state, path)
-    flush_file(path)

@@ -64,7 +64,7 @@ def save_model(
 
     def write() -> None:
         if _writes(world, save_on_each_node):
-            _refuse_a_checkpoint(target)
+            refuse_a_checkpoint(target)
             state = plain_model(model).state_dict()
             _save_weights(state, target, limit_bytes, safe_serialization)
 
@@ -95,7 +95,7 @@ def save(
             return
         if target.is_dir():
             raise CheckpointError(f"{target} is a directory; save() writes one file. Name a file in it.")
-        with _one_file(target) as path:
+        with one_file(target) as path:
             if safe_serialization:
                 _write_safetensors(path, split_aliases(_dict_of_tensors(obj), ""))
             else:
@@ -108,7 +108,8 @@ def _writes(world: World, save_on_each_node: bool) -> bool:
     return world.is_local_main if save_on_each_node else world.is_main
 
 
-def _refuse_a_checkpoint(target: Path) -> None:
+def refuse_a_checkpoint(target: Path) -> None:
+    """Raise CheckpointError if a directory for weights is a checkpoint."""
     if manifest_path(target):
         raise CheckpointError(
             f"{target} is a checkpoint, which other weights in it would damage; save the model to another directory."
@@ -124,7 +125,7 @@ def _dict_of_tensors(obj: Any) -> Mapping[str, Any]:
 
 
 @contextlib.contextmanager
-def _one_file(target: Path) -> Iterator[Path]:
+def one_file(target: Path) -> Iterator[Path]:
     """A path to fill, which becomes the target at the end of the block."""
     make_directories(target.parent)
     staging = stage_beside(target)
@@ -135,6 +136,13 @@ def _one_file(target: Path) -> Iterator[Path]:
         flush_directory(target.parent)
     finally:
         discard(staging)
+
+
+def write_weights(state: Mapping[str, Any], target: Path, safe_serialization: bool) -> None:
+    """Write a model's tensors to one file, at one instant, from this process."""
+    weights = split_aliases(state, "")
+    with one_file(target) as path:
+        (_write_safetensors if safe_serialization else _write_bin)(path, weights)
 
 
 # ---------------------------------------------------------------- files

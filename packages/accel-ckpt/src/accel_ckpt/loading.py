@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import time
-import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from accel_state import warn_user
 from accel_state.errors import CheckpointCorruptError, CheckpointError, CheckpointMismatchError, CheckpointNotFoundError
 
 from .codec import Codec, decode, load_json
@@ -128,7 +128,7 @@ def load_checkpoint(
     unread = tuple(name for name in opened.manifest.objects if name not in objects)
     if world.is_main:
         if fit.lines:
-            warnings.warn(f"{path} does not fit wholly; left out: {_listed(fit.lines)}", RuntimeWarning, stacklevel=2)
+            warn_user(f"{path} does not fit wholly; left out: {_listed(fit.lines)}", RuntimeWarning)
         if unread:
             logger.info("%s also holds %s, left unread", path, ", ".join(unread))
     return LoadedCheckpoint(
@@ -176,6 +176,11 @@ def require_checkpoint(directory: Path) -> Path:
     raise CheckpointNotFoundError(
         f"{directory} is not a checkpoint of accel: no {MANIFEST_NAME}. Found: {shown}.{hint}"
     )
+
+
+def is_committed_checkpoint(directory: str | os.PathLike[str]) -> bool:
+    """Whether a directory holds a checkpoint that this package has committed; looks for its manifest, no further."""
+    return manifest_path(real_directory(directory)) is not None
 
 
 def verify_checkpoint(directory: str | os.PathLike[str]) -> Manifest:
@@ -313,10 +318,9 @@ def _restore_rng(opened: _Opened, world: World) -> None:
         reason = "was saved with rng=False"
         if rng_file(0) in manifest.files:
             reason = f"was saved on {manifest.world_size} rank(s) and records no seed (call set_seed before saving)"
-        warnings.warn(
+        warn_user(
             f"{opened.directory} {reason}: the random generators of rank {world.rank} go on as they are.",
             RuntimeWarning,
-            stacklevel=2,
         )
         return
     if manifest.seed is not None:

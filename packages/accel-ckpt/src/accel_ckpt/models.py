@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from accel_state import warn_user
 
 from .boxes import is_sharded, settle
 from .codec import Codec, Encoder, decode
@@ -151,8 +152,7 @@ def _warn_of_other_types(name: str, here: Mapping[str, Any], stored: Mapping[str
     ]
     if changed:
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-        warnings.warn(
+        warn_user(
             f"{name}: converted while loading: {', '.join(changed[:3])}{more}. The resumed run is not bit-exact.",
             RuntimeWarning,
-            stacklevel=2,
         )

@@ -5,24 +5,22 @@ Their files are numbered, not named, so objects have to come in the order in whi
 
 from __future__ import annotations
 
-import contextlib
 import os
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor, nn
 
+from accel_state import warn_user
 from accel_state.errors import CheckpointCorruptError, CheckpointError, CheckpointMismatchError, CheckpointNotFoundError
 from accel_state.protocols import Stateful
 
 from .commit import real_directory
-from .manifest import manifest_path
+from .manifest import manifest_path, read_manifest
 from .names import MODEL_NAME, OPTIMIZER_NAME, RNG_STATE_NAME, SAFE_MODEL_NAME, SCALER_NAME, SCHEDULER_NAME
 from .objects import plain_model
+from .peer_files import generators_file, numbered, numbers_allowed
 from .tensors import same_memory_key
 from .weights import load, read_weights
 
@@ -30,9 +28,13 @@ _WRAPPED = "module."  # what data parallel wrappers put before the names
 
 
 def is_accelerate_checkpoint(directory: str | os.PathLike[str]) -> bool:
-    """Whether a directory looks like accelerate's, and is not one of ours."""
+    """Whether a directory holds accelerate's files: it was saved there, or here with safe_serialization=False."""
     path = real_directory(directory)
-    return path.is_dir() and not manifest_path(path) and any(path.glob(f"{RNG_STATE_NAME}_*.pkl"))
+    if not path.is_dir():
+        return False
+    if found := manifest_path(path):
+        return generators_file(0) in read_manifest(found).files
+    return any(path.glob(f"{RNG_STATE_NAME}_*.pkl"))
 
 
 def load_accelerate_checkpoint(
@@ -66,8 +68,8 @@ def load_accelerate_checkpoint(
         raise CheckpointNotFoundError(f"there is no directory {path}")
     weights = [_read_model(path, number, model) for number, model in enumerate(models)]
     parts: list[tuple[Stateful, str]] = [
-        *((optimizer, _numbered(OPTIMIZER_NAME, i, ".bin")) for i, optimizer in enumerate(optimizers)),
-        *((scheduler, _numbered(SCHEDULER_NAME, i, ".bin")) for i, scheduler in enumerate(schedulers)),
+        *((optimizer, numbered(OPTIMIZER_NAME, i, ".bin")) for i, optimizer in enumerate(optimizers)),
+        *((scheduler, numbered(SCHEDULER_NAME, i, ".bin")) for i, scheduler in enumerate(schedulers)),
         *((custom, f"custom_checkpoint_{i}.pkl") for i, custom in enumerate(custom_objects)),
         *([(scaler, SCALER_NAME)] if scaler is not None else []),
     ]
@@ -123,16 +125,12 @@ def load_accelerator_state(
     return {} if step is None else {"step": step}
 
 
-def _numbered(name: str, number: int, suffix: str) -> str:
-    return f"{name}{f'_{number}' if number else ''}{suffix}"
-
-
 # ---------------------------------------------------------------- reading
 
 
 def _read_model(directory: Path, number: int, model: nn.Module) -> dict[str, Tensor]:
     """A model's weights under the names that it has here, checked against it."""
-    names = [_numbered(SAFE_MODEL_NAME, number, ".safetensors"), _numbered(MODEL_NAME, number, ".bin")]
+    names = [numbered(SAFE_MODEL_NAME, number, ".safetensors"), numbered(MODEL_NAME, number, ".bin")]
     names += [f"{name}.index.json" for name in names]
     found = next((directory / name for name in names if (directory / name).is_file()), None)
     if found is None:
@@ -165,17 +163,8 @@ def _differences(state: Mapping[str, Tensor], here: Mapping[str, Any]) -> list[s
 
 
 def _read(path: Path) -> Any:
-    with _numpy_allowed():
+    with numbers_allowed():
         return load(path, map_location="cpu")
-
-
-@contextlib.contextmanager
-def _numpy_allowed() -> Iterator[None]:
-    """Arrays of numbers, which the generators' files hold, are plain data too."""
-    dtypes = [type(np.dtype(name)) for name in ("uint8", "uint32", "uint64", "int64", "float64")]
-    plain = [np._core.multiarray._reconstruct, np.ndarray, np.dtype, *dtypes]  # type: ignore[attr-defined] # noqa: SLF001
-    with torch.serialization.safe_globals(plain):
-        yield
 
 
 def _read_rng(path: Path) -> dict[str, Any]:
@@ -204,10 +193,8 @@ def _restore_rng(saved: Mapping[str, Any], directory: Path, process_index: int) 
     from accel_state import restore_rng_state
 
     if not saved:
-        warnings.warn(
-            f"{directory} has no random generators of process {process_index}: they go on as they are.",
-            RuntimeWarning,
-            stacklevel=3,
+        warn_user(
+            f"{directory} has no random generators of process {process_index}: they go on as they are.", RuntimeWarning
         )
         return
     readers: dict[str, tuple[str, Callable[[Any], Any]]] = {
@@ -218,7 +205,7 @@ def _restore_rng(saved: Mapping[str, Any], directory: Path, process_index: int) 
     }
     lost = sorted(saved.keys() - readers.keys() - {"step"})
     if lost:
-        warnings.warn(f"{directory}: left unread: {', '.join(lost)}", RuntimeWarning, stacklevel=3)
+        warn_user(f"{directory}: left unread: {', '.join(lost)}", RuntimeWarning)
     restore_rng_state({name: read(saved[key]) for key, (name, read) in readers.items() if key in saved})
 
 

@@ -599,7 +599,8 @@ class Accelerator:
         Args:
             output_dir: the checkpoint's directory; with automatic naming it is `checkpoints/checkpoint_<iteration>` in
                 the project's directory instead, and a directory given warns.
-            safe_serialization: False, pickled weights, is refused.
+            safe_serialization: False writes the peer's files in torch's format (`pytorch_model.bin`, …), which are read
+                weights-only; sharded models cannot be saved so.
             blocking: False returns as soon as a private copy of the state exists. One such save is in flight at most:
                 the next save or load waits for it and raises what it failed with.
             save_model_func_kwargs: none is known to the functions that write; any is an error.

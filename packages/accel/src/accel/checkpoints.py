@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,8 @@ import accel_parallel
 from accel_state import warn_user
 from accel_state.errors import CheckpointError, CheckpointNotFoundError, SettingError
 from accel_state.protocols import Stateful
+
+from .torch_files import beside_torch_files, load_torch_files, torch_files
 
 if TYPE_CHECKING:
     from accel_ckpt import Checkpointer, SaveHandle
@@ -88,11 +91,6 @@ def save_state(
             f"save_state() got {', '.join(function_kwargs)}, which nothing takes: safetensors and JSON are written "
             "without options"
         )
-    if not safe_serialization:
-        raise CheckpointError(
-            "save_state(safe_serialization=False) would write pickles, which can run code when they are loaded; leave "
-            "it out: tensors are written as safetensors, the rest as JSON"
-        )
     project = accelerator.project_configuration
     if project.save_on_each_node:
         raise SettingError(
@@ -107,6 +105,10 @@ def save_state(
         )
     objects = everything(accelerator)
     before_write = accelerator.state_hooks.before_write(_names(objects))
+    options: dict[str, Any] = {"before_write": before_write}
+    if not safe_serialization:
+        options = {"before_commit": torch_files(accelerator, _names(objects), before_write)}
+        objects = beside_torch_files(objects)
     if not project.automatic_checkpoint_naming:
         if output_dir is None:
             raise CheckpointError(
@@ -115,10 +117,8 @@ def save_state(
             )
         wait_for_saves(accelerator)
         if blocking:
-            return os.fspath(accel_ckpt.save_checkpoint(output_dir, objects, before_write=before_write))
-        handle = accel_ckpt.save_in_background(
-            output_dir, objects, before_write=before_write, buffers=accelerator.copy_buffers
-        )
+            return os.fspath(accel_ckpt.save_checkpoint(output_dir, objects, **options))
+        handle = accel_ckpt.save_in_background(output_dir, objects, buffers=accelerator.copy_buffers, **options)
         accelerator.registry.pending_saves.append(handle)
         return handle
     if output_dir is not None:
@@ -134,7 +134,7 @@ def save_state(
             "first to continue that run, choose another project_dir, or set project_configuration.iteration to "
             f"{free} or more"
         )
-    saved = checkpointer.save(project.iteration, blocking=blocking, before_write=before_write, **objects)
+    saved = checkpointer.save(project.iteration, blocking=blocking, **options, **objects)
     project.iteration += 1
     return saved if isinstance(saved, accel_ckpt.SaveHandle) else os.fspath(saved)
 
@@ -165,9 +165,15 @@ def load_state(
     wait_for_saves(accelerator)
     objects = everything(accelerator)
     before_load = accelerator.state_hooks.before_load(_names(objects))
-    if input_dir is not None and accel_ckpt.is_accelerate_checkpoint(input_dir):
-        _load_foreign(accelerator, input_dir)
-        return
+    source = input_dir
+    if source is None and project.automatic_checkpoint_naming and (newest := _automatic(accelerator).latest()):
+        source = newest.path
+    if source is not None and accel_ckpt.is_accelerate_checkpoint(source):
+        if not accel_ckpt.is_committed_checkpoint(source):
+            load_torch_files(accelerator, source)
+            return
+        objects = beside_torch_files(objects)
+        before_load = partial(_load_torch_files_first, accelerator)
     if input_dir is not None:
         accel_ckpt.load_checkpoint(input_dir, objects, strict=strict, before_load=before_load)
         if project.automatic_checkpoint_naming and project.project_dir is not None:
@@ -185,23 +191,9 @@ def load_state(
     _begin_anew(accelerator)
 
 
-def _load_foreign(accelerator: Accelerator, input_dir: str | os.PathLike[str]) -> None:
-    """Load what accelerate saved, without models that load hooks pop: it numbers the others in their order."""
-    registry = accelerator.registry
-    models = [accel_parallel.extract_model_from_parallel(model, keep_torch_compile=False) for model in registry.models]
-    if before_load := accelerator.state_hooks.before_load({id(model): str(i) for i, model in enumerate(models)}):
-        popped = before_load(Path(input_dir))
-        models = [model for i, model in enumerate(models) if str(i) not in popped]
-    step = accel_ckpt.load_accelerate_checkpoint(
-        input_dir,
-        models=models,
-        optimizers=[getattr(optimizer, "optimizer", optimizer) for optimizer in registry.optimizers],
-        schedulers=[getattr(scheduler, "scheduler", scheduler) for scheduler in registry.schedulers],
-        scaler=accelerator.scaler,
-        custom_objects=registry.custom_objects,
-        process_index=accelerator.process_index,
-    )
-    accelerator.step = accelerator.step if step is None else step
+def _load_torch_files_first(accelerator: Accelerator, path: Path) -> Sequence[str]:
+    load_torch_files(accelerator, path)
+    return ()
 
 
 def _names(objects: Mapping[str, Any]) -> dict[int, str]:
