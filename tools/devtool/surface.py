@@ -18,6 +18,7 @@ import importlib.metadata
 import inspect
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 from devtool.paths import ROOT, import_name, packages
@@ -161,4 +162,5 @@ def _text(value: Any) -> str:
         return str(value)
     if inspect.isclass(value) or inspect.isfunction(value):
         return f"{value.__module__}.{value.__qualname__}"
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
+    text = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
+    return text.replace(str(Path.home()), "~")  # the snapshot says the same on every machine

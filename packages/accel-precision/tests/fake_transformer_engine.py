@@ -1,7 +1,8 @@
-"""A transformer-engine that refuses any call that the real one's documented signatures would refuse.
+"""A transformer-engine that refuses any call that the real one's signatures would refuse, as far as they were found.
 
-Signatures are those of the user guides of 1.3 ("old": `fp8_autocast`, `interval`, delayed scaling alone) and of 2.9
-("new": `autocast`, all recipes). It computes in fp32 and notes in which mode.
+Recipes are those of the user guides of 1.3 ("old", with `interval`) and 2.15 ("new"). Layers have the arguments that
+both generations share, and `autocast` those that descriptions of recent releases give: no copy of the library was at
+hand. It computes in fp32 and notes in which mode.
 """
 
 from __future__ import annotations
@@ -104,14 +105,13 @@ class LayerNorm(nn.Module):
         eps: float = 1e-5,
         *,
         sequence_parallel: bool = False,
-        params_dtype: torch.dtype | None = None,
         zero_centered_gamma: bool = False,
         device: torch.device | str = "cuda",
     ) -> None:
         super().__init__()
         self.eps = eps
-        self.weight = nn.Parameter(torch.ones(hidden_size, dtype=params_dtype, device=device))
-        self.bias = nn.Parameter(torch.zeros(hidden_size, dtype=params_dtype, device=device))
+        self.weight = nn.Parameter(torch.ones(hidden_size, device=device))
+        self.bias = nn.Parameter(torch.zeros(hidden_size, device=device))
 
     def forward(self, inp: torch.Tensor) -> torch.Tensor:
         return nn.functional.layer_norm(inp, self.weight.shape, self.weight, self.bias, self.eps)

@@ -181,6 +181,7 @@ def test_other_devices_are_refused_with_the_way_out(monkeypatch, new_release):
     monkeypatch.setattr(te, "check_cuda_fp8_capability", lambda: True)
     assert engine.obstacle(CUDA) is None
     blocks = te.TransformerEngine(TERecipeKwargs(use_mxfp8_block_scaling=True))
+    monkeypatch.setattr(te, "is_transformer_engine_mxfp8_available", lambda: False)
     assert "capability 10 or more" in blocks.obstacle(CUDA)
     monkeypatch.setattr(te, "is_transformer_engine_mxfp8_available", lambda: True)
     assert blocks.obstacle(CUDA) is None

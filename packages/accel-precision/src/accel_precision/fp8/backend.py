@@ -74,7 +74,7 @@ def fp8_backend(recipe: Recipe | None = None) -> Fp8Backend:
         recipe = recipe.specific()
     if isinstance(recipe, MSAMPRecipeKwargs):
         raise PrecisionError(
-            "fp8 by MS-AMP cannot be had: it is no longer published on PyPI and knows no torch of today. Use "
+            "fp8 by MS-AMP cannot be had: it is no longer published and knows no torch of today. Use "
             "AORecipeKwargs (torchao) or TERecipeKwargs (transformer-engine), or mixed_precision='bf16'."
         )
     if isinstance(recipe, AORecipeKwargs):

@@ -130,9 +130,8 @@ def _to_te_norm(te: Any, layer: nn.Module) -> nn.Module | None:
         return None
     if len(layer.normalized_shape) != 1:
         return None
-    new: nn.Module = te.LayerNorm(
-        layer.normalized_shape[0], eps=layer.eps, params_dtype=layer.weight.dtype, device=layer.weight.device
-    )
+    # no type: releases call the argument differently, and the parameters are the old layer's anyway
+    new: nn.Module = te.LayerNorm(layer.normalized_shape[0], eps=layer.eps, device=layer.weight.device)
     return _with_parameters(new, layer)
 
 
@@ -172,7 +171,7 @@ class TransformerEngineContext:
 
     @cached_property
     def _enter(self) -> Callable[..., Any]:
-        """The library's context manager; since 2.9 it is called `autocast`."""
+        """The library's context manager; newer releases call it `autocast`."""
         te = _library("pytorch")
         if hasattr(te, "autocast"):
             return lambda enabled: te.autocast(enabled=enabled, recipe=self.recipe)
