@@ -382,3 +382,26 @@ def test_a_failure_before_the_first_batch_reaches_every_rank(ranks, kind, error,
     assert [name for name, _ in first + second] == [error, error, "DataLoaderError", "DataLoaderError"]
     assert all(text in said for _, said in first)
     assert all(f"Rank 0, which reads for all ranks, failed: {error}: " in said and text in said for _, said in second)
+
+
+class Holed(torch.utils.data.Dataset):
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        if index == 5:
+            raise OSError("no such block")
+        return index
+
+
+def failing_read():
+    with pytest.raises((OSError, DataLoaderError)) as caught:
+        values(prepared(DataLoader(Holed(), batch_size=2)))
+    return "; ".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+
+
+def test_a_failing_read_names_its_samples_on_every_rank(ranks):
+    for said in ranks(failing_read, 2):
+        assert said.endswith(
+            "no such block; accel-data: this happened while reading batch 2 of the pass, samples [4, 5]"
+        )

@@ -304,3 +304,56 @@ def test_ranks_whose_workers_run_dry_fail_at_one_step(lengths):
 def test_single_items_of_workers_are_dealt_to_ranks():
     parts = [list(prepared(DataLoader(Split(3, 4), batch_size=None, num_workers=2), rank=rank)) for rank in (0, 1)]
     assert parts == [[0, 100, 2, 102], [1, 101, 0, 103]]
+
+
+class Between(IterableDataset):
+    def __init__(self, start, end):
+        self.start, self.end = start, end
+
+    def __iter__(self):
+        return iter(range(self.start, self.end))
+
+
+def split_between_workers(worker):
+    """As torch's documentation of `IterableDataset` has it."""
+    info = get_worker_info()
+    dataset = info.dataset
+    start, end = dataset.start, dataset.end
+    share = -(-(end - start) // info.num_workers)
+    dataset.start = start + worker * share
+    dataset.end = min(dataset.start + share, end)
+
+
+def test_a_worker_init_function_sees_the_users_data_set():
+    source = DataLoader(Between(3, 11), batch_size=2, num_workers=2, worker_init_fn=split_between_workers)
+    loader = prepared(source, world=1)
+    assert batches(loader) == [[3, 4], [7, 8], [5, 6], [9, 10]]
+    assert loader.worker_init_fn is split_between_workers
+
+
+class Owned(torch.utils.data.Dataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return type(get_worker_info().dataset).__name__
+
+
+def test_seeded_reads_are_not_seen_in_workers():
+    loader = prepared(DataLoader(Owned(), batch_size=2, num_workers=1), world=1, seed_per_sample=True)
+    assert list(loader) == [["Owned"] * 2]
+
+
+class Breaking(IterableDataset):
+    def __iter__(self):
+        yield from range(4)
+        raise OSError("torn tape")
+
+
+def test_a_failing_stream_hands_out_what_it_read_and_names_the_batch():
+    loader = prepared(DataLoader(Breaking(), batch_size=2), world=1)
+    got = []
+    with pytest.raises(OSError, match="torn tape") as caught:
+        got.extend(batch.tolist() for batch in loader)
+    assert got == [[0, 1], [2, 3]]
+    assert caught.value.__notes__ == ["accel-data: this happened while reading batch 2 of the pass"]

@@ -15,7 +15,7 @@ from accel_state.errors import DataLoaderError, DataStateError
 
 from .digest import SampleDigest, digest_of
 from .epochs import tell_epoch, warn_of_deaf_workers
-from .feeds import Feed, KnownFeed, Ragged, Tail
+from .feeds import Feed, KnownFeed, Ragged, Tail, name_samples
 from .mailbox import DataLoaderStateMixin
 from .parts import Part, own_part
 from .permutation import PermutationSampler
@@ -26,6 +26,7 @@ from .seeded import SeededIndices, SeededReads, epoch_seed
 from .shard import BatchSamplerShard
 from .source_part import SourceFeed, SourcePart
 from .stream import StreamPart
+from .worker_view import InitWithOwnDataset
 
 logger = logging.getLogger("accel_data")
 
@@ -109,7 +110,7 @@ class DataLoaderAdapter(DataLoaderStateMixin, DataLoader):
         except DataLoaderError:
             raise
         except Exception as error:
-            _name_samples(error, feed, current.served)
+            name_samples(error, feed, current.served)
             raise
         finally:
             if self._cursor.current is not current:
@@ -149,16 +150,17 @@ class DataLoaderAdapter(DataLoaderStateMixin, DataLoader):
 
     def _torch_iterator(self, feed: Feed) -> Iterator[Any]:
         """Torch's own iterator, reading indices from `feed`."""
-        attributes, dataset = vars(self), self.dataset
+        attributes, dataset, init = vars(self), self.dataset, self.worker_init_fn
         self._shard.armed = feed
         if self._epoch_seed is not None:
             self._shard.armed = SeededIndices(feed, self._epoch_seed)
             attributes["dataset"] = SeededReads(dataset)
+        attributes["worker_init_fn"] = InitWithOwnDataset(init)
         try:
             return super().__iter__()
         finally:
             self._shard.armed = None
-            attributes["dataset"] = dataset
+            attributes.update(dataset=dataset, worker_init_fn=init)
 
     def _start(self) -> Pass:
         """Open a pass at the saved position or at the next epoch's start."""
@@ -454,11 +456,3 @@ class DataLoaderAdapter(DataLoaderStateMixin, DataLoader):
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_iterator": None, "ranks_will_meet": None}  # which belongs to the run
-
-
-def _name_samples(error: Exception, feed: Feed, step: int) -> None:
-    """Say in a note which samples were being read when a data set failed."""
-    said = f"accel-data: this happened while reading batch {step} of the pass"
-    if isinstance(feed, KnownFeed):
-        said += f", samples {feed.samples(step, step + 1)[1].tolist()}"
-    error.add_note(said)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from accel_state.errors import CollectiveMismatchError, DataLoaderError
 
-from .feeds import Feed, Ragged, Tail
+from .feeds import Feed, Ragged, Tail, name_samples
 from .loader import DataLoaderShard
 from .position import Pass, Position
 from .rounds import Cutter, Round, rounds_of
@@ -218,7 +218,7 @@ class DataLoaderDispatcher(DataLoaderShard):
         """Let the other ranks fail too, instead of waiting for a batch."""
         if self._wire is None or self.rank != READER:
             return
-        payload = encode(f"{type(error).__name__}: {error}")
+        payload = encode("; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]))
         note = Note(self._pass_number, step, FAILURE, num_bytes=payload.numel())
         for rank in range(len(self.part_of_rank)):
             if rank != READER:
@@ -260,9 +260,16 @@ class _Rounds:
 
     def remembering(self, batches: Iterator[Any]) -> Iterator[Any]:
         """`batches` of the inner feed, whose state after each is kept."""
-        for batch in batches:
-            self._states.append(getattr(self.inner, "source_state", None))
-            yield batch
+        num_read = 0
+        try:
+            for batch in batches:
+                self._states.append(getattr(self.inner, "source_state", None))
+                num_read += 1
+                yield batch
+        except Exception as error:
+            assert self.inner is not None  # only rank 0 reads
+            name_samples(error, self.inner, num_read)
+            raise
 
     def take(self, note: Note, num_batches: int = 0) -> None:
         """Note what is told about the round that is handed out now, and the state after its batches."""

@@ -17,6 +17,7 @@ from .orders import Order
 from .partition import Partition
 from .permutation import SampleOrder
 
+_NOTE = "accel-data:"
 _BLOCK_ITEMS = 4096  # indices converted to Python integers at a time: amortises one tensor call over many batches
 
 
@@ -213,3 +214,13 @@ class ReadFeed:
     def serve(self, batches: Iterator[Any]) -> Iterator[Any]:
         """`batches`: the end is known from the indices."""
         return batches
+
+
+def name_samples(error: Exception, feed: Feed, step: int) -> None:
+    """Say in a note which samples were being read when a data set failed."""
+    if any(note.startswith(_NOTE) for note in getattr(error, "__notes__", ())):
+        return
+    said = f"{_NOTE} this happened while reading batch {step} of the pass"
+    if isinstance(feed, KnownFeed):
+        said += f", samples {feed.samples(step, step + 1)[1].tolist()}"
+    error.add_note(said)

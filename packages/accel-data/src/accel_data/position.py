@@ -168,7 +168,8 @@ def position_of(state: Mapping[str, Any], fingerprint: Fingerprint) -> Position:
 def _malformed(key: str, value: Any, wanted: str) -> DataStateError:
     said = "no" if value is None else f"{value!r} as"
     return DataStateError(
-        f"The loader's state is broken: it has {said} {key!r}, which has to be {wanted}. Load what state_dict() gave."
+        f"The loader's state is malformed: it has {said} {key!r}, which has to be {wanted}. "
+        "Load what state_dict() gave."
     )
 
 

@@ -148,12 +148,18 @@ class StreamFeed:
         self._note_ragged(served)
         while batch is not missing:
             state = self._state()
-            following = next(batches, missing)
+            failure = None
+            try:
+                following = next(batches, missing)
+            except Exception as error:  # noqa: BLE001  (raised below, when its turn comes)
+                following, failure = missing, error
             served, self.source_state = served + 1, state
             self._note_ragged(served)
-            if following is missing:
+            if following is missing and failure is None:
                 self._end(served)
             yield batch
+            if failure is not None:
+                raise failure
             batch = following
         self.total = served
 
