@@ -101,6 +101,7 @@ def two_ranks(directory: Path, victim: int, *, blocking: bool, kill_at: int | No
     return [int(file.read_text()) for file in said]
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("blocking", [True, False])
 def test_killed_before_any_call_of_any_rank(memory_path, blocking):
     root = memory_path / "run"
