@@ -11,6 +11,7 @@ import torch
 
 from accel_state import PartialState
 from accel_state.errors import TrackerError
+from accel_state.testing import run_ranks
 from accel_tracking import GeneralTracker, JsonlTracker, NullTracker, TrackerSet, on_main_process
 
 
@@ -310,7 +311,7 @@ def _log_on_a_rank(folder: str) -> None:
     trackers.finish()
 
 
-def test_numbers_are_reduced_over_ranks(ranks, tmp_path: Path, read_lines) -> None:
-    ranks(_log_on_a_rank, 2, str(tmp_path))
+def test_numbers_are_reduced_over_ranks(tmp_path: Path, read_lines) -> None:
+    run_ranks(_log_on_a_rank, 2, str(tmp_path))
     values = [line["values"] for line in read_lines(tmp_path / "p" / "metrics.jsonl")[1:]]
     assert [(row["loss"], row["who"]) for row in values] == [(n, "rank 0") for n in (0.5, 1.0, 0.0, 1.0)]
