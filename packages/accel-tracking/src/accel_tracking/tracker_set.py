@@ -126,7 +126,7 @@ class TrackerSet:
                 taken = snapshot(values, devices) if taken is None else taken
                 function = partial(_log, tracker, dict(taken), step, named, devices)
             else:
-                function = partial(tracker.log, values, step=step, **named)
+                function = partial(tracker.log, dict(values), step=step, **named)
             caller.call("log", function, tracker.patience_s)
 
     def log_images(
@@ -281,7 +281,7 @@ class TrackerSet:
         caller: Caller = InThread(name, kind.timeout_s, report) if kind.in_background else Here(report)
         if not caller.call("start", start, kind.timeout_s):
             report("start", TimeoutError(f"it has not come back for {kind.timeout_s:g} s; the run goes on without it"))
-            caller.call("finish", lambda: [tracker.finish() for tracker in started], 0)  # should it come back later
+            caller.call("finish", partial(_finish_all, started), 0)  # should it come back later
             return NullTracker(name)
         if not started:
             return NullTracker(name)
@@ -341,6 +341,11 @@ def _log(
     """What the tracker's thread does with a snapshot."""
     wait_for(devices)
     tracker.log(values, step=step, **named)
+
+
+def _finish_all(started: Sequence[GeneralTracker]) -> None:
+    for tracker in started:
+        tracker.finish()
 
 
 def _run_ids(trackers: Sequence[GeneralTracker]) -> dict[str, str]:
