@@ -87,6 +87,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     isolated.add_argument("packages", nargs="*", metavar="PACKAGE", help="only these; all by default")
 
+    engines = add("engines", "test what needs large libraries, in environments of their own; -- ARGS to pytest")
+    engines.add_argument("packages", nargs="*", metavar="PACKAGE", help="only these; all by default")
+
     lock = add("lock", "resolve uv.lock anew, without hosts and without torch")
     lock.add_argument("--upgrade", action="store_true", help="take the newest releases allowed")
     lock.add_argument("--check", action="store_true", help="only say whether it is up to date")
@@ -156,6 +159,13 @@ def _isolated(options: argparse.Namespace, extra: list[str]) -> int:
     return isolated.run_isolated(chosen(options.packages, packages()), extra)
 
 
+def _engines(options: argparse.Namespace, extra: list[str]) -> int:
+    _inside()
+    from devtool import engines
+
+    return engines.run_engines(options.packages, extra)
+
+
 def _lock(options: argparse.Namespace, _extra: list[str]) -> int:
     from devtool import lock
 
@@ -198,6 +208,7 @@ _COMMANDS = {
     "test": _test,
     "lint": _lint,
     "isolated": _isolated,
+    "engines": _engines,
     "lock": _lock,
     "version": _version,
     "surface": _surface,

@@ -19,11 +19,12 @@ import os
 import ssl
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from devtool.paths import CACHE, PYTHON, ROOT, VENV, DevError, must_run, output_of, packages, say
+from devtool.paths import CACHE, PYTHON, ROOT, VENV, DevError, must_run, output_of, packages, pyproject, say
 
 TORCH_VERSION = "2.13.0"
 TORCH_OLDEST = (2, 9)
@@ -100,6 +101,22 @@ def export_pins(target: Path, *selection: str) -> Path:
     command = [UV, "export", "--quiet", "--no-config", "--frozen", "--no-emit-workspace", *selection, "--output-file"]
     must_run([*command, target], env=installer_environment())
     return target
+
+
+def light_extras(package: str | None = None) -> list[str]:
+    """What selects, for ``export_pins``, all extras but those of the engines tier (``tools/devtool/engines.py``).
+
+    Their libraries are many and large, so they never enter ``.venv``; the list is in the workspace's pyproject.toml.
+
+    Args:
+        package: the one whose pins are exported; all by default.
+    """
+    locked = {entry["name"]: entry for entry in tomllib.loads((ROOT / "uv.lock").read_text())["package"]}
+    members = [package] if package else packages()
+    known = {extra for name in members for extra in locked.get(name, {}).get("optional-dependencies", {})}
+    # uv writes an extra's name with dashes, and refuses one that the lock does not know yet
+    heavy = {extra.replace("_", "-") for extra in pyproject()["tool"]["accel"]["engine-extras"]} & known
+    return ["--all-extras", *(word for extra in sorted(heavy) for word in ("--no-extra", extra))]
 
 
 def install_pins(python: Path, pins: Path, *, again: bool = False) -> None:
@@ -283,7 +300,7 @@ def _install_uv(_again: bool) -> None:
 
 
 def _install_all_pins(again: bool) -> None:
-    pins = export_pins(CACHE / "pins.txt", "--all-packages", "--all-extras", "--group", "dev")
+    pins = export_pins(CACHE / "pins.txt", "--all-packages", *light_extras(), "--group", "dev")
     install_pins(PYTHON, pins, again=again)
 
 

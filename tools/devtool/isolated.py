@@ -1,8 +1,9 @@
 """``tools/dev isolated``: each package's tests against its built wheel, with only what it declares.
 
 One environment per package under ``.cache/isolated``: the wheel, those of the siblings it declares, the pins of its
-declared dependencies with all extras, the test runner, ``tools/testkit``, and torch. Torch comes from one shared folder
-of links to torch and its own dependencies in ``.venv``, put on the path last: nothing else of ``.venv`` is visible.
+declared dependencies with all extras but those of the engines tier, the test runner, ``tools/testkit``, and torch.
+Torch comes from one shared folder of links to torch and its own dependencies in ``.venv``, put on the path last:
+nothing else of ``.venv`` is visible.
 
 Runs inside ``.venv``: it needs ``packaging``.
 """
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from devtool.environment import TESTKIT, UV, export_pins, install_pins, installer_environment
+from devtool.environment import TESTKIT, UV, export_pins, install_pins, installer_environment, light_extras
 from devtool.paths import CACHE, PYTHON, ROOT, DevError, import_name, must_run, output_of, packages, pyproject, run, say
 from devtool.tests import pytest_command, test_environment
 
@@ -109,17 +110,28 @@ def make_environment(package: str, wheels: dict[str, Path], torch: Path) -> Path
     """An environment with a package's wheel and what it declares; its interpreter."""
     folder = FOLDER / package
     python = folder / "bin" / "python"
-    pins = export_pins(FOLDER / f"{package}.txt", "--package", package, "--all-extras")
+    pins = export_pins(FOLDER / f"{package}.txt", "--package", package, *light_extras(package))
     tools = export_pins(FOLDER / "test.txt", "--package", "accel-workspace", "--only-group", "test")
     say(f"{package}: making {folder.relative_to(ROOT)}")
     must_run([UV, "venv", "--quiet", "--clear", "--no-config", "--python", PYTHON, folder], env=installer_environment())
     for requirements in (pins, tools):
         install_pins(python, requirements)
+    install_wheels(package, wheels, python)
+    share(torch, python)
+    return python
+
+
+def install_wheels(package: str, wheels: dict[str, Path], python: Path) -> None:
+    """Install the wheels of a package and of the members that it declares, in place of any that are there."""
     command = [UV, "pip", "install", "--quiet", "--no-config", "--python", python, "--no-deps", "--no-index"]
+    command += ["--reinstall"]
     must_run([*command, *(wheels[name] for name in declared_members(package))], env=installer_environment())
+
+
+def share(torch: Path, python: Path) -> None:
+    """Put torch's links and the testkit on an environment's path, last."""
     site = Path(output_of([python, "-I", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).strip())
     (site / "shared.pth").write_text(f"{torch}\n{TESTKIT / 'src'}\n")
-    return python
 
 
 def check_environment(package: str, python: Path) -> None:

@@ -30,6 +30,8 @@ def run_tests(names: list[str], tiers: list[str], pytest_arguments: list[str]) -
     if "isolated" in tiers:
         wanted = [name for name in names if name in packages()]
         must_run([PYTHON, ROOT / "tools" / "dev", "isolated", *wanted])
+    if "engines" in tiers:
+        must_run([PYTHON, ROOT / "tools" / "dev", "engines", *names])
     folders = [name if name in OTHER_TARGETS else f"packages/{name}/tests" for name in names]
     command = [*pytest_command(), "-m", marker_expression(tiers), *folders, *pytest_arguments]
     become(command, env=test_environment(tiers))

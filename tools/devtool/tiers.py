@@ -29,7 +29,11 @@ TIERS = {
 MARKERS = [tier.name for tier in TIERS.values() if tier.is_marker]
 
 
+ELSEWHERE = ["engines"]
+"""Tiers whose tests run in an environment of their own, apart from the others."""
+
+
 def marker_expression(chosen: list[str]) -> str:
     """What to give to ``pytest -m``: the core tier and the chosen ones."""
-    left_out = [name for name in MARKERS if name not in chosen]
+    left_out = [name for name in MARKERS if name not in chosen or name in ELSEWHERE]
     return f"not ({' or '.join(left_out)})" if left_out else ""

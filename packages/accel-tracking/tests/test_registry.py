@@ -41,6 +41,11 @@ def test_our_trackers_are_found_by_their_entry_points() -> None:
     assert set(get_available_trackers()) >= {LoggerType.JSONL, LoggerType.TENSORBOARD}
 
 
+def test_every_name_of_logger_type_has_a_class_of_that_name() -> None:
+    names = {name: kind.name for name, kind in LOGGER_TYPE_TO_CLASS.items() if name in LoggerType}
+    assert names == {name: name for name in LoggerType.list() if name != "all"}
+
+
 def test_every_way_to_name_a_tracker() -> None:
     instance = Mine()
     assert filter_trackers(None) == []
@@ -71,8 +76,9 @@ def test_one_that_is_not_installed_names_the_extra(monkeypatch: pytest.MonkeyPat
         filter_trackers("tensorboard")
 
 
-def test_one_of_the_peers_that_is_not_offered_yet_says_so() -> None:
-    with pytest.raises(TrackerError, match="does not offer the tracker 'wandb' yet"):
+def test_one_whose_class_could_not_be_loaded_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(LOGGER_TYPE_TO_CLASS, "wandb")
+    with pytest.raises(TrackerError, match="no class is registered for the tracker 'wandb'"):
         filter_trackers("wandb")
 
 

@@ -2,12 +2,16 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from accel_state import PartialState
 from accel_state.errors import TrackerError
+from accel_state.testing import run_ranks
 from accel_tracking import GeneralTracker, JsonlTracker, NullTracker, TrackerSet, on_main_process
 
 
@@ -235,3 +239,79 @@ def test_a_tracker_of_ours_works_alone(tmp_path: Path) -> None:
     tracker.log({"loss": 1})
     tracker.finish()
     assert tracker.tracker.exists()
+
+
+class Hangs(Recorder):
+    """Waits in `log` until it is let go."""
+
+    timeout_s = 0.05
+    patience_s = 0.0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.gate = threading.Event()
+
+    def start(self) -> None:
+        """Its start is quick."""
+
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        self.gate.wait(30)
+        super().log(values, step, **kwargs)
+
+
+def test_a_tracker_that_hangs_is_left_behind_and_the_others_go_on(
+    tmp_path: Path, read_lines, caplog: pytest.LogCaptureFixture
+) -> None:
+    hanging = Hangs("p")
+    trackers = TrackerSet([hanging, "jsonl"], tmp_path)
+    trackers.init("p")
+    try:
+        trackers.log({"loss": torch.tensor(1.0)}, step=0)
+        trackers.finish()
+        assert "the tracker 'recorder' has not finished within 0.05 s; the last 2 calls may be lost" in caplog.text
+        assert hanging.calls == [("made", "p", {})]
+        assert [line["step"] for line in read_lines(tmp_path / "p" / "metrics.jsonl")[1:]] == [0]
+    finally:
+        hanging.gate.set()
+
+
+def test_what_is_logged_is_what_it_was_at_that_moment() -> None:
+    hanging = Hangs("p")
+    hanging.timeout_s = 30.0
+    trackers = TrackerSet(hanging)
+    trackers.init("p")
+    total = torch.zeros(1)
+    trackers.log({"total": total}, step=0)
+    total += 1
+    hanging.gate.set()
+    trackers.finish()
+    assert [call[:3] for call in hanging.calls[1:-1]] == [("log", {"total": torch.zeros(1)}, 0)]
+
+
+def test_images_and_tables_name_a_tracker_without_them_once(caplog: pytest.LogCaptureFixture) -> None:
+    trackers = TrackerSet(Recorder)
+    trackers.init("p")
+    for _ in range(2):
+        trackers.log_images({"x": torch.zeros(1, 3, 2, 2)})
+        trackers.log_table("t", data=[[1]])
+    assert caplog.text.count("has no log_images()") == caplog.text.count("has no log_table()") == 1
+    with pytest.raises(TrackerError, match="either rows"):
+        trackers.log_table("t")
+    trackers.finish()
+
+
+def _log_on_a_rank(folder: str) -> None:
+    rank = PartialState(cpu=True).process_index
+    trackers = TrackerSet("jsonl", folder)
+    trackers.init("p")
+    for rule in ("mean", "sum", "min", "max"):
+        trackers.log({"loss": float(rank), "who": f"rank {rank}"}, reduce=rule)
+    with pytest.raises(TrackerError, match="rank 1 has"):
+        trackers.log({f"loss{rank}": 1.0}, reduce="mean")
+    trackers.finish()
+
+
+def test_numbers_are_reduced_over_ranks(tmp_path: Path, read_lines) -> None:
+    run_ranks(_log_on_a_rank, 2, str(tmp_path))
+    values = [line["values"] for line in read_lines(tmp_path / "p" / "metrics.jsonl")[1:]]
+    assert [(row["loss"], row["who"]) for row in values] == [(n, "rank 0") for n in (0.5, 1.0, 0.0, 1.0)]

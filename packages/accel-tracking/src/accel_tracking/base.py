@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
+from accel_state.errors import TrackerError
 from accel_state.topology import Topology
 
 P = ParamSpec("P")
@@ -43,6 +44,17 @@ def on_main_process(function: Callable[P, R]) -> Callable[P, R | None]:
     return guarded
 
 
+def opened(library_object: Any, tracker: GeneralTracker) -> Any:
+    """What `start` opened.
+
+    Raises:
+        TrackerError: `start` was not called, or the tracker has finished.
+    """
+    if library_object is None:
+        raise TrackerError(f"the tracker {tracker.name!r} is not open: call start() first, and log before finish()")
+    return library_object
+
+
 class GeneralTracker:
     """Base of all trackers: subclass it to report to anything.
 
@@ -50,13 +62,21 @@ class GeneralTracker:
     - `name`: what `log_with`, `init_kwargs` and `get_tracker` call it;
     - `requires_logging_directory`: whether its constructor takes `logging_dir`;
     - `tracker`: the library's own object, usually a property;
-    - `store_init_configuration` and `log`, and where needed `start` and `finish`.
+    - `store_init_configuration` and `log`, and where needed `start` and `finish`;
+    - `log_images` and `log_table` where it shows those.
 
     Its constructor takes the project's name first (and `logging_dir` where it requires one) and only keeps what it
     was given: files and connections are opened in `start`, which runs on the processes that report.
 
     Attributes:
         main_process_only: False makes every process report; the default fits services that want one writer.
+        in_background: whether its methods run in a thread of the tracker's own, so that one that hangs or waits for a
+            network leaves the training alone. False calls them on the training thread: for trackers that are quick
+            and cannot hang, and for libraries that are bound to the thread that uses them.
+        patience_s: how long `log` waits at most for that thread to have taken the values, in seconds. By default code
+            that reads the tracker after `log`, or reports to its library directly, finds the order that it wrote; 0
+            never waits.
+        timeout_s: how long one call may take, in seconds, before the run goes on without it.
         requires_package: the module without which the tracker cannot start; None for one that needs nothing.
         run_id: identifies the run where the tracker's service continues runs by id; it travels in checkpoints.
 
@@ -70,6 +90,9 @@ class GeneralTracker:
     name: str
     requires_logging_directory: bool
     main_process_only: bool = True
+    in_background: bool = True
+    patience_s: float = 1.0
+    timeout_s: float = 30.0
     requires_package: ClassVar[str | None] = None
     run_id: str | None = None
 

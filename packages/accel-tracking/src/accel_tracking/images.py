@@ -52,6 +52,29 @@ def split_images(images: Any, dataformats: str = "NCHW") -> list[Tensor]:
     return list(pixels_nhwc.clamp(0, 255).to(torch.uint8))
 
 
+def pictures(images: Any, dataformats: str = "NCHW") -> list[Any]:
+    """Pictures for a library: one tensor or array cut into arrays of bytes of shape [H, W, C].
+
+    A list or tuple is passed on as it is: what a library takes beside arrays (its own images, files) is its matter.
+
+    Raises:
+        TrackerError: the axes do not fit the shape.
+    """
+    if isinstance(images, list | tuple):
+        return list(images)
+    return [picture_hwc.numpy() for picture_hwc in split_images(images, dataformats)]
+
+
+def pillow(picture: Any) -> Any:
+    """A picture as Pillow's: one that is an array of shape [H, W, C] or [H, W] is converted, others pass through."""
+    if not hasattr(picture, "shape"):
+        return picture
+    from PIL import Image
+
+    (picture_hwc,) = split_images(picture, "HWC" if len(picture.shape) == 3 else "HW")
+    return Image.fromarray(picture_hwc.numpy().squeeze())
+
+
 def encode_png(picture_hwc: Tensor) -> bytes:
     """A PNG file (ISO/IEC 15948: one IDAT chunk, no filter) of a picture of bytes with 1, 3 or 4 channels."""
     height, width, channels = picture_hwc.shape

@@ -29,7 +29,7 @@ from accel_state.errors import TrackerError
 
 from .base import GeneralTracker, is_main_process
 from .images import encode_png, split_images, write_atomically
-from .values import mask_secrets, plain
+from .values import mask_secrets, plain, rows_of
 
 FILE_NAME = "metrics.jsonl"
 
@@ -53,6 +53,7 @@ class JsonlTracker(GeneralTracker):
 
     name = "jsonl"
     requires_logging_directory = True
+    in_background = False  # a line is in the system's hands when `log` returns, so that a kill loses none
 
     def __init__(self, run_name: str, logging_dir: str | os.PathLike[str]) -> None:
         super().__init__()
@@ -140,10 +141,7 @@ class JsonlTracker(GeneralTracker):
             dataframe: a pandas data frame, instead of `columns` and `data`.
             step: the update that it belongs to.
         """
-        if dataframe is not None:
-            columns, data = list(dataframe.columns), dataframe.to_numpy().tolist()
-        if data is None:
-            raise TrackerError(f"log_table({table_name!r}) got no rows: pass `data=` (with `columns=`) or `dataframe=`")
+        columns, data = rows_of(table_name, columns, data, dataframe)
         self._append({"step": step, "table": table_name, "columns": columns, "rows": data})
 
     def finish(self) -> None:

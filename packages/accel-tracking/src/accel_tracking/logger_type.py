@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+from enum import EnumMeta, StrEnum
 
 
-class LoggerType(StrEnum):
+class _ContainsNames(EnumMeta):
+    """Makes `"wandb" in LoggerType` work on every Python: before 3.12 a plain string raises TypeError there."""
+
+    def __contains__(cls, member: object) -> bool:
+        try:
+            cls(member)
+        except ValueError:
+            return False
+        return True
+
+
+class LoggerType(StrEnum, metaclass=_ContainsNames):
     """A tracker's name. A member equals its string, so `"jsonl"` and `LoggerType.JSONL` are interchangeable."""
 
     ALL = "all"

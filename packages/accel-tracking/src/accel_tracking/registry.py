@@ -66,7 +66,7 @@ def filter_trackers(log_with: Any, logging_dir: str | os.PathLike[str] | None = 
         logging_dir: accepted as the peer does; a tracker that needs a directory gets a default one from `TrackerSet`.
 
     Raises:
-        TrackerError: a name that no tracker has, or one that this version does not offer.
+        TrackerError: a name that no tracker has, or one whose class could not be loaded.
         MissingExtraError: the library that a tracker needs is not installed; the message names the extra.
     """
     del logging_dir  # nothing to check: see the docstring
@@ -108,9 +108,9 @@ def _checked(item: Any) -> TrackerChoice:
     kind = LOGGER_TYPE_TO_CLASS.get(name)
     if kind is None:
         raise TrackerError(
-            f"this version of accel-tracking does not offer the tracker {name!r} yet (offered: "
-            f"{', '.join(sorted(LOGGER_TYPE_TO_CLASS))}); until then a subclass of GeneralTracker in log_with can "
-            "report to it"
+            f"no class is registered for the tracker {name!r} (registered: {', '.join(sorted(LOGGER_TYPE_TO_CLASS))}): "
+            "its module could not be loaded, which a warning told when accel_tracking was imported, or the installed "
+            "metadata of accel-tracking is older than its code: install it again"
         )
     if not _is_installed(kind):
         raise MissingExtraError(

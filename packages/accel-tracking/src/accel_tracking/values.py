@@ -7,8 +7,10 @@ import enum
 import math
 import os
 import re
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
+
+from accel_state.errors import TrackerError
 
 MASK = "***"
 
@@ -92,6 +94,24 @@ def _name_of(value: float) -> str:
     if math.isnan(value):
         return "NaN"
     return "Infinity" if value > 0 else "-Infinity"
+
+
+def rows_of(
+    table_name: str, columns: Sequence[str] | None, data: Sequence[Sequence[Any]] | None, dataframe: Any = None
+) -> tuple[list[str] | None, list[list[Any]]]:
+    """A table's columns and rows, from rows or from a pandas data frame.
+
+    Raises:
+        TrackerError: there are neither, or both.
+    """
+    if (data is None) == (dataframe is None):
+        raise TrackerError(
+            f"log_table({table_name!r}) takes either rows, `data=` with `columns=`, or a data frame, `dataframe=`"
+        )
+    if dataframe is not None:
+        return [str(name) for name in dataframe.columns], dataframe.to_numpy().tolist()
+    assert data is not None
+    return None if columns is None else [str(name) for name in columns], [list(row) for row in data]
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

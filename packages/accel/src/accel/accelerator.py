@@ -40,7 +40,7 @@ if (
     )
     from accel_precision import AORecipeKwargs, AutocastKwargs, FP8BackendType, GradScalerKwargs, TERecipeKwargs
     from accel_state import DistributedType, InitProcessGroupKwargs
-    from accel_tracking import TrackerSet
+    from accel_tracking import ProfileKwargs, TrackerSet
 
 
 class Accelerator:
@@ -63,7 +63,8 @@ class Accelerator:
         step_scheduler_with_optimizer: False moves a prepared scheduler one notch per `step()` call, whatever the
             optimizer does; True only with real updates.
         kwargs_handlers: `AutocastKwargs`, `GradScalerKwargs`, `DistributedDataParallelKwargs`,
-            `InitProcessGroupKwargs`, at most one of each, and for "fp8" one of `AORecipeKwargs`, `TERecipeKwargs`.
+            `InitProcessGroupKwargs`, `ProfileKwargs`, at most one of each, and for "fp8" one of `AORecipeKwargs`,
+            `TERecipeKwargs`.
         parallelism_config: the mesh: how many ranks each kind of parallelism gets.
         fsdp_plugin: how parameters are shared over ranks; without `parallelism_config`, over all of them.
         torch_tp_plugin: deprecated, `ParallelismConfig(tp_size=...)` says the same.
@@ -104,6 +105,7 @@ class Accelerator:
         self.autocast_handler: AutocastKwargs | None = handlers.get("AutocastKwargs")
         self.scaler_handler: GradScalerKwargs | None = handlers.get("GradScalerKwargs")
         self.ddp_handler: DistributedDataParallelKwargs | None = handlers.get("DistributedDataParallelKwargs")
+        self.profile_handler: ProfileKwargs | None = handlers.get("ProfileKwargs")
 
         plugin = configuration.accumulation_plugin(gradient_accumulation_steps, gradient_accumulation_plugin)
         self.dataloader_config = configuration.loader_configuration(split_batches, dataloader_config)
@@ -714,9 +716,55 @@ class Accelerator:
         values: Mapping[str, Any],
         step: int | None = None,
         log_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
+        reduce: str | None = None,
     ) -> None:
-        """Log values with every tracker; a tracker that fails never stops the training."""
-        self.tracker_set.log(values, step, log_kwargs)
+        """Log values with every tracker; a tracker that fails never stops the training.
+
+        Args:
+            values: name to value.
+            step: the update that they belong to.
+            log_kwargs: tracker's name to further arguments of its `log`.
+            reduce: "mean", "sum", "min" or "max" of each number over all ranks, which then all call this: one
+                collective. None logs rank 0's.
+        """
+        self.tracker_set.log(values, step, log_kwargs, reduce)
+
+    def log_images(
+        self,
+        values: Mapping[str, Any],
+        step: int | None = None,
+        dataformats: str = "NCHW",
+        log_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Log pictures with every tracker that shows them.
+
+        Args:
+            values: name to a tensor or array of bytes, or of numbers from 0 to 1.
+            step: the update that they belong to.
+            dataformats: what the axes mean, for example "NCHW", "NHWC", "CHW" or "HW".
+            log_kwargs: tracker's name to further arguments of its `log_images`.
+        """
+        self.tracker_set.log_images(values, step, dataformats, log_kwargs)
+
+    def log_table(
+        self,
+        table_name: str,
+        columns: Sequence[str] | None = None,
+        data: Sequence[Sequence[Any]] | None = None,
+        dataframe: Any = None,
+        step: int | None = None,
+        log_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Log a table, `columns` and `data` or a pandas `dataframe`, with every tracker that shows tables."""
+        self.tracker_set.log_table(table_name, columns, data, dataframe, step, log_kwargs)
+
+    def profile(self, profile_handler: ProfileKwargs | None = None) -> AbstractContextManager[torch.profiler.profile]:
+        """A block under torch's profiler, which it yields; Chrome traces per rank only with `output_trace_dir`.
+
+        Args:
+            profile_handler: how; None takes that of `kwargs_handlers`, and without one the defaults.
+        """
+        return accel_tracking.profile(profile_handler or self.profile_handler, self.process_index)
 
     def get_tracker(self, name: str, unwrap: bool = False) -> Any:
         """A tracker by name, or with `unwrap` its library's own object; off the main process a null object."""

@@ -8,6 +8,7 @@ from typing import Any
 import accel_parallel
 import accel_precision
 import accel_state
+import accel_tracking
 from accel_state.errors import SettingError
 
 OWNERS = {
@@ -18,6 +19,7 @@ OWNERS = {
     "GradScalerKwargs": accel_precision,
     "InitProcessGroupKwargs": accel_state,
     "MSAMPRecipeKwargs": accel_precision,
+    "ProfileKwargs": accel_tracking,
     "TERecipeKwargs": accel_precision,
 }
 """The handlers that something here reads; at most one of each."""
