@@ -121,8 +121,57 @@ def test_each_launcher_says_the_same(launcher: str) -> None:
             {key: text for key, text in {**SLURM, **OPEN_MPI, "SLURM_PROCID": "1"}.items() if key != "MASTER_ADDR"},
             Topology(5, 6, 2, 3, 1, 2, "n1", 29501),
         ),
-        # a rank started alone by PMI
-        ({"PMI_RANK": "0", "PMI_SIZE": "1"}, Topology(0, 1, 0, 1, 0, 1, "127.0.0.1", 29500)),
+        # mpirun within a batch job, a rank on the second machine: its daemon is a step of its own, there alone
+        (
+            {
+                **{key: text for key, text in OPEN_MPI.items() if key != "MASTER_ADDR"},
+                "SLURM_JOB_ID": "4242",
+                "SLURM_JOB_NODELIST": "n[1-2]",
+                "SLURM_STEP_NODELIST": "n2",
+                "SLURM_PROCID": "0",
+            },
+            Topology(5, 6, 2, 3, 1, 2, "n1", 29501),
+        ),
+        # one process alone has nobody to meet: two of them on a machine must not ask for one port
+        ({"PMI_RANK": "0", "PMI_SIZE": "1"}, Topology()),
+        (
+            {
+                "SLURM_JOB_ID": "7",
+                "SLURM_STEP_ID": "4294967290",
+                "SLURM_PROCID": "0",
+                "SLURM_LOCALID": "0",
+                "SLURM_NODEID": "0",
+                "SLURM_STEP_NUM_TASKS": "1",
+                "SLURM_STEP_NUM_NODES": "1",
+                "SLURM_STEP_TASKS_PER_NODE": "1",
+                "SLURM_STEP_NODELIST": "n1",
+            },
+            Topology(),
+        ),
+        # a wrapper that exports torchrun's names from Slurm's, which say how many tasks the machine has
+        (
+            {**SLURM, "RANK": "5", "WORLD_SIZE": "6", "LOCAL_RANK": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"},
+            Topology(5, 6, 2, 3, 1, 2, "h", 1),
+        ),
+        # DeepSpeed's launcher
+        (
+            {
+                "RANK": "9",
+                "WORLD_SIZE": "16",
+                "LOCAL_RANK": "1",
+                "LOCAL_SIZE": "8",
+                "CROSS_RANK": "1",
+                "CROSS_SIZE": "2",
+                "MASTER_ADDR": "h",
+                "MASTER_PORT": "1",
+            },
+            Topology(9, 16, 1, 8, 1, 2, "h", 1),
+        ),
+        # the same names exported by hand under mpirun
+        (
+            {**OPEN_MPI, "RANK": "5", "WORLD_SIZE": "6", "LOCAL_RANK": "2"},
+            Topology(5, 6, 2, 3, 1, 2, "n1", 29501),
+        ),
         # srun with unequal machines: 2 tasks on each of three, 1 on the last
         (
             {

@@ -179,3 +179,13 @@ def test_a_rank_that_does_not_log_is_waited_for_once_until_it_is_heard_again(ran
     log = (tmp_path / "log").read_text().splitlines()
     assert log[:2] == ["[RANK 0] all", "[RANK 1] all"]
     assert log[-4:] == ["[RANK 0] again", "[RANK 1] again", "[RANK 0] together", "[RANK 1] together"]
+
+
+def test_it_speaks_where_the_launchers_variables_are_incomplete(monkeypatch, caplog):
+    for name, text in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, text)
+    PartialState._reset_state()
+    get_logger("accel.tests.incomplete").warning("heard")
+    monkeypatch.setenv("RANK", "1")
+    get_logger("accel.tests.incomplete").warning("not heard")
+    assert [record.getMessage() for record in caplog.records] == ["[RANK 0] heard"]

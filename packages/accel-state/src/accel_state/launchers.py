@@ -24,11 +24,14 @@ from accel_state.launcher_variables import (
     place,
     shown,
 )
-from accel_state.slurm import from_slurm, meeting_place
+from accel_state.slurm import from_slurm, local_tasks, meeting_place
 
 
 def place_by_launcher(environ: Environment) -> dict[str, Any] | None:
     """The arguments of `Topology` for a process that a launcher started, or None.
+
+    None, too, for the only process of a Slurm step or an MPI run: it has nobody to meet, and two of them on one machine
+    (a notebook in an allocation, a script beside it) would ask for the same port.
 
     Raises:
         TopologyError: variables are incomplete, not numbers, or contradict each other; names them.
@@ -36,7 +39,8 @@ def place_by_launcher(environ: Environment) -> dict[str, Any] | None:
     for launcher in LAUNCHERS:
         found = launcher(environ)
         if found is not None:
-            return dict(found)
+            is_alone = found["world_size"] == 1 and launcher not in (_from_torchrun, _from_xla)
+            return None if is_alone else dict(found)
     return None
 
 
@@ -67,8 +71,8 @@ def _from_torchrun(environ: Environment) -> Place | None:
 
 
 def _local_world_size(environ: Environment, rank: int, local_rank: int, world_size: int) -> int:
-    """As told, else all processes, where nothing says that there are several machines."""
-    told = integer(environ, "LOCAL_WORLD_SIZE")
+    """As told, or as who exported RANK from his own variables tells; else all, where nothing says otherwise."""
+    told = integer(environ, "LOCAL_WORLD_SIZE") or _told_by_another(environ, rank, world_size)
     if told is not None:
         return told
     num_nodes = integer(environ, "GROUP_WORLD_SIZE") or 1
@@ -79,6 +83,18 @@ def _local_world_size(environ: Environment, rank: int, local_rank: int, world_si
         f"{why}, so there are several machines, but LOCAL_WORLD_SIZE is not set: set it to the number of processes on "
         "this machine"
     )
+
+
+def _told_by_another(environ: Environment, rank: int, world_size: int) -> int | None:
+    """Processes on this machine, where another launcher's variables are this process's too."""
+    if (told := integer(environ, "LOCAL_SIZE")) is not None:  # DeepSpeed's launcher
+        return told
+    mpi = (*_MPI_NAMES[0][:2], "OMPI_COMM_WORLD_LOCAL_SIZE"), (*_MPI_NAMES[1][:2], "MV2_COMM_WORLD_LOCAL_SIZE")
+    for rank_name, size_name, local_name in (*mpi, ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS")):
+        is_ours = (integer(environ, rank_name), integer(environ, size_name)) == (rank, world_size)
+        if is_ours and (told := integer(environ, local_name)) is not None:
+            return told
+    return local_tasks(environ, rank, world_size)
 
 
 def _nodes(environ: Environment, rank: int, local_rank: int, local_world_size: int, world_size: int) -> tuple[int, int]:
@@ -151,7 +167,8 @@ def _from_mpi(rank_name: str, size_name: str, local_rank_name: str, local_size_n
         check_at_most(local_size_name, local_size, size_name, world_size)
         num_nodes = -(-world_size // local_size)
         node_rank = _node_of(rank, local_rank, local_size, num_nodes)
-        address, port = meeting_place(environ, num_nodes, given)
+        # the daemons that mpirun starts on other machines are steps of their own, with one machine each
+        address, port = meeting_place(environ, num_nodes, given, of_job=True)
         return place(rank, world_size, local_rank, local_size, node_rank, num_nodes, address, port)
 
     return read

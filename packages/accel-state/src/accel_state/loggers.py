@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import MutableMapping
 from typing import Any
 
+from accel_state.errors import TopologyError
 from accel_state.settings import setting
 from accel_state.topology import Topology
 
@@ -74,7 +76,17 @@ def get_logger(name: str, log_level: str | None = None) -> MultiProcessAdapter:
 
 
 def _rank() -> int:
-    """Of the state if there is one, else by the launcher's variables; never makes a process group."""
+    """Of the state if there is one, else by the launcher's variables; never makes a process group.
+
+    Variables that are incomplete are for the state to refuse: a logger speaks nevertheless.
+    """
     process_group = sys.modules.get("accel_state.process_group")
     job = None if process_group is None else process_group.known_job()
-    return Topology.from_env().rank if job is None else job.topology.rank
+    if job is not None:
+        rank: int = job.topology.rank
+        return rank
+    try:
+        return Topology.from_env().rank
+    except TopologyError:
+        said = os.environ.get("RANK", "0")
+        return int(said) if said.isdecimal() else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterable
 from datetime import timedelta
@@ -60,7 +61,9 @@ def _connected(url: str, topology: Topology, timeout: timedelta) -> Store:
         thread = threading.Thread(target=connect, daemon=True, name="accel-meeting")
         thread.start()
         limit_s = timeout.total_seconds() + _GRACE_S
-        if not until(lambda: bool(found), limit_s):
+        while not until(lambda: bool(found), limit_s):
+            if not _answers(topology):  # nobody is there: torch is about to say so, in its own time
+                continue
             raise ProcessGroupError(
                 f"what listens there is not the store of the job: it did not answer within {limit_s:g} s. Another "
                 "program uses the port: choose another MASTER_PORT"
@@ -68,6 +71,15 @@ def _connected(url: str, topology: Topology, timeout: timedelta) -> Store:
     if isinstance(found[0], Exception):
         raise found[0]
     return found[0]
+
+
+def _answers(topology: Topology) -> bool:
+    """Whether anything listens at the meeting place."""
+    try:
+        with socket.create_connection((topology.master_address, topology.master_port), timeout=_GRACE_S):
+            return True
+    except OSError:
+        return False
 
 
 def agree_on_size(store: Store, rank: int, world_size: int, timeout: timedelta) -> None:

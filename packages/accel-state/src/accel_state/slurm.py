@@ -53,6 +53,14 @@ def from_slurm(environ: Environment) -> Place | None:
     return place(rank, world_size, local_rank, local_size, node_rank, num_nodes, address, port)
 
 
+def local_tasks(environ: Environment, rank: int, world_size: int) -> int | None:
+    """Tasks on this machine, for a process that says of itself what Slurm says of it; else None."""
+    if integer(environ, "SLURM_PROCID") != rank:
+        return None
+    found = from_slurm(environ)
+    return None if found is None or found["world_size"] != world_size else int(found["local_world_size"])
+
+
 def _is_batch_script(environ: Environment, rank: int) -> bool:
     has_step = any(environ.get(name) for name in ("SLURM_STEP_ID", "SLURM_STEPID", "SLURM_STEP_NUM_TASKS"))
     return rank == 0 and bool(environ.get("SLURM_JOB_ID")) and not has_step
@@ -151,11 +159,18 @@ def _expand_ranges(ranges: str, text: str) -> list[str]:
     return numbers
 
 
-def meeting_place(environ: Environment, num_nodes: int, given: Mapping[str, int]) -> tuple[str, int]:
-    """MASTER_ADDR and MASTER_PORT; without them Slurm's first machine, or this one when there is no other."""
+def meeting_place(
+    environ: Environment, num_nodes: int, given: Mapping[str, int], *, of_job: bool = False
+) -> tuple[str, int]:
+    """MASTER_ADDR and MASTER_PORT; without them Slurm's first machine, or this one when there is no other.
+
+    Args:
+        of_job: the machines are those of the job, whatever step this process is in.
+    """
     address = environ.get("MASTER_ADDR") or None
-    if address is None and hosts(environ):
-        address = hosts(environ)[0]
+    machines = (expand_hosts(environ.get("SLURM_JOB_NODELIST") or "") if of_job else []) or hosts(environ)
+    if address is None and machines:
+        address = machines[0]
     if address is None and num_nodes > 1:
         raise TopologyError(
             f"{shown(given)}, so there are {num_nodes} machines, but MASTER_ADDR is not set: export it to all ranks, "

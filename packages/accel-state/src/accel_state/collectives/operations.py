@@ -65,7 +65,8 @@ def gather(tensor: Any, *, uniform: bool = False) -> Any:
             dimensions counts as one item. Sparse ones (COO) are gathered sparse. A DTensor over all ranks is one
             tensor already, and comes back whole.
         uniform: the caller knows that all ranks come with tensors of the same shapes, and saves the check: ranks that
-            do not are not told apart from each other, and get garbage, or an error when the time-out is over.
+            do not are not told apart from each other, and get garbage, an error when the time-out is over, or are ended
+            by gloo, which takes data of a wrong size for a broken program.
 
     Raises:
         TypeError: a leaf that is not a tensor, or one that cannot be sent; names its place.
