@@ -357,3 +357,44 @@ def test_a_failing_stream_hands_out_what_it_read_and_names_the_batch():
         got.extend(batch.tolist() for batch in loader)
     assert got == [[0, 1], [2, 3]]
     assert caught.value.__notes__ == ["accel-data: this happened while reading batch 2 of the pass"]
+
+
+class Counting:
+    """A collate function that knows how often it was called in a worker."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, items):
+        self.calls += 1
+        return [self.calls, *items]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("world", [1, 2])
+def test_workers_do_not_collate_what_is_skipped(world, persistent):
+    source = DataLoader(
+        Split(60, 60), batch_size=2, num_workers=2, collate_fn=Counting(), persistent_workers=persistent
+    )
+    first = prepared(source, world)
+    whole = [batch[1:] for batch in first]
+    for _, _ in zip(range(9), first, strict=False):
+        pass
+    resumed = prepared(source, world)
+    resumed.load_state_dict(first.state_dict())
+    rest = list(resumed)
+    assert [batch[1:] for batch in rest] == whole[9:]
+    assert [batch[0] for batch in rest[:2]] == [1, 2]  # of the nine, the last was read by the first worker: collated
+    assert isinstance(resumed.collate_fn, Counting)
+    assert [batch[1:] for batch in resumed] == whole
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_workers_leave_out_a_short_batch_where_that_is_asked_for(world):
+    for lengths in ((5, 4), (3, 1), (11, 12)):
+        loader = prepared(DataLoader(Split(*lengths), batch_size=2, num_workers=2, drop_last=True), world)
+        kept = [length // (2 * world) * 2 for length in lengths]
+        found = batches(loader)
+        assert all(len(batch) == 2 for batch in found)
+        assert len(found) == sum(kept) // 2
+        assert loader.end_of_dataloader

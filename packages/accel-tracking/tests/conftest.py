@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from accel_state.testing import ranks  # noqa: F401  (a fixture)
 from accel_state.topology import Topology
 
 

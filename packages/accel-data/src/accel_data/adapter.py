@@ -150,17 +150,19 @@ class DataLoaderAdapter(DataLoaderStateMixin, DataLoader):
 
     def _torch_iterator(self, feed: Feed) -> Iterator[Any]:
         """Torch's own iterator, reading indices from `feed`."""
-        attributes, dataset, init = vars(self), self.dataset, self.worker_init_fn
+        attributes, dataset, init, collate = vars(self), self.dataset, self.worker_init_fn, self.collate_fn
         self._shard.armed = feed
         if self._epoch_seed is not None:
             self._shard.armed = SeededIndices(feed, self._epoch_seed)
             attributes["dataset"] = SeededReads(dataset)
         attributes["worker_init_fn"] = InitWithOwnDataset(init)
+        if isinstance(self._shard, StreamPart | SourcePart):
+            attributes["collate_fn"] = self._shard.collating(collate)
         try:
             return super().__iter__()
         finally:
             self._shard.armed = None
-            attributes.update(dataset=dataset, worker_init_fn=init)
+            attributes.update(dataset=dataset, worker_init_fn=init, collate_fn=collate)
 
     def _start(self) -> Pass:
         """Open a pass at the saved position or at the next epoch's start."""

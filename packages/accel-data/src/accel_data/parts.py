@@ -9,9 +9,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from .samplers import innermost_sampler
 from .shard import BatchSamplerShard, ItemShard
 from .source_part import SourcePart
-from .sources import ShardedStream, TaggedCollate
+from .sources import ShardedStream
 from .stream import StreamPart
-from .worker_stream import MarkingCollate
 
 Part: TypeAlias = BatchSamplerShard | StreamPart | SourcePart
 """This rank's part of a map-style data set, of a stream, or of a data set in shards."""
@@ -28,8 +27,6 @@ def own_part(loader: DataLoader) -> Part:
     if isinstance(loader.dataset, IterableDataset):
         stream = StreamPart(loader)
         attributes["dataset"] = stream.dataset
-        if stream.dataset.tells_end:
-            attributes["collate_fn"] = MarkingCollate(loader.collate_fn)
         return stream
     if loader.batch_sampler is None:
         order = loader.sampler
@@ -45,8 +42,6 @@ def own_part(loader: DataLoader) -> Part:
 
 
 def _source_part(loader: DataLoader, stream: ShardedStream) -> SourcePart:
-    """Samples are tagged with their shards on the way through the collate function."""
-    vars(loader)["collate_fn"] = TaggedCollate(loader.collate_fn)
     return SourcePart(
         stream, loader.batch_size, repeats=stream.repeats and not loader.drop_last, has_workers=loader.num_workers > 0
     )

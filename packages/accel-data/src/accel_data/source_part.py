@@ -15,7 +15,7 @@ from .agreement import NOTHING_AT_ALL, WINDOW, Agreement, Proposal, Window
 from .feeds import Ragged, Tail
 from .reading import drop_items
 from .shard_places import ShardPlaces
-from .sources import ShardedStream, advanced
+from .sources import ShardedStream, TaggedCollate, advanced
 
 
 class SourcePart:
@@ -65,6 +65,10 @@ class SourcePart:
         as_samples = 0 if self.has_workers else dropped * (self.batch_size or 1)
         self.dataset.start_at(begin, as_samples)
         return SourceFeed(self.dataset, begin, self._agreed(), self.repeats, dropped if self.has_workers else 0)
+
+    def collating(self, collate: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """The user's function, which gets samples without their tags."""
+        return TaggedCollate(collate)
 
     def _agreed(self) -> Agreement:
         if self._agreement is None:

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from .feeds import NOTHING, Portion, Ragged, Tail
 from .partition import Partition, check_rank
 from .reading import drop_items, sample_portions
-from .worker_stream import StreamEnd, WorkerStreamFeed
+from .worker_stream import MarkingCollate, StreamEnd, WorkerStreamFeed, skipping_orders
 
 
 class IterableDatasetShard(IterableDataset):
@@ -88,14 +89,14 @@ class IterableDatasetShard(IterableDataset):
             samples = iter(source)
             drop_items(samples, start)
             yield from samples
-            return
         portion = None
-        for portion in sample_portions(source, self.partition, start):
+        portions = sample_portions(source, self.partition, start) if self.num_processes > 1 else ()
+        for portion in portions:
             self.first_dry = portion.first_dry
             if portion.items is not NOTHING:
                 self.last_portion = portion
                 yield from portion.items
-        if self.tells_end:
+        if self.tells_end and get_worker_info() is not None:
             yield StreamEnd.after(portion)
 
     def _noting_end(self, samples: Iterable[Any]) -> Iterator[Any]:
@@ -200,7 +201,8 @@ class StreamPart:
         self.num_processes, self.process_index = self.dataset.num_processes, self.dataset.process_index
         self.generator = getattr(self.dataset.dataset, "generator", None)
         self.num_workers = loader.num_workers
-        self.dataset.tells_end = self.has_workers and self.num_processes > 1 and not self.drop_last
+        self.dataset.tells_end = self.has_workers
+        self._orders = skipping_orders() if self.has_workers else None
         self.armed: Any = None
         self._first_state: Any = None  # of a data set that tells its state: as it was before its first pass
         self._is_under_way = False  # whether such a data set was left within a pass
@@ -238,10 +240,18 @@ class StreamPart:
             self.dataset.notes_end = self._is_under_way = True
             if self._first_state is None:
                 self._first_state = copy.deepcopy(self.dataset.dataset.state_dict())
-        if self.dataset.tells_end:
+        if self._orders is not None:
             pads = self.dataset.partition.pads
+            # workers are read in turn, so each has served at least its part of them, or all that it has
+            self._orders += torch.tensor([1, start // self.num_workers - int(self._orders[1])])
             return WorkerStreamFeed(self.dataset, self.num_workers, self.process_index, pads=pads, num_dropped=start)
         return StreamFeed(self.dataset, 0 if self.counts_samples else start, self._keeps_state)
+
+    def collating(self, collate: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """What makes batches of samples on their way: the user's function, with marks where workers call it."""
+        if self._orders is None:
+            return collate
+        return MarkingCollate(collate, self.batch_size if self.drop_last else None, self._orders)
 
     @property
     def _keeps_state(self) -> bool:

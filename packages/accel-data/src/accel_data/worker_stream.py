@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from .feeds import Portion, Ragged, Tail
@@ -54,11 +56,30 @@ class Marked:
     end: StreamEnd | None = None
 
 
-@dataclass(frozen=True)
+def skipping_orders() -> Tensor:
+    """What the loop tells workers of a pass: its number, and how many of each one's first batches nobody will see.
+
+    In shared memory, so that persistent workers hear of it too.
+    """
+    orders: Tensor = torch.zeros(2, dtype=torch.int64).share_memory_()
+    return orders
+
+
+@dataclass
 class MarkingCollate:
-    """Collates samples in a worker, and takes the end from among them."""
+    """Collates samples in a worker, and takes the end from among them.
+
+    Args:
+        collate: the user's function. It is not called for batches that are skipped.
+        full_size: samples of a batch, where a shorter one is left out; None where it is not.
+        orders: see `skipping_orders`.
+    """
 
     collate: Callable[[Any], Any]
+    full_size: int | None
+    orders: Tensor
+    _pass: int = field(default=-1, init=False)
+    _num_read: int = field(default=0, init=False)
 
     def __call__(self, items: Any) -> tuple[int, tuple[Any, ...], StreamEnd | None]:
         """The fields of a `Marked`, as a tuple, which torch's memory pinning knows how to enter."""
@@ -67,9 +88,17 @@ class MarkingCollate:
         if isinstance(items, StreamEnd):  # a loader with batch_size=None
             return worker, (), items
         if not (isinstance(items, list) and items and isinstance(items[-1], StreamEnd)):
-            return worker, (self.collate(items),), None
+            return worker, (self._batch(items),), None
         *samples, end = items
-        return worker, (self.collate(samples),) if samples else (), end
+        is_left_out = not samples or (self.full_size is not None and len(samples) < self.full_size)
+        return worker, () if is_left_out else (self._batch(samples),), end
+
+    def _batch(self, items: Any) -> Any:
+        number, num_skipped = self.orders.tolist()
+        if number != self._pass:
+            self._pass, self._num_read = number, 0
+        self._num_read += 1
+        return None if self._num_read <= num_skipped else self.collate(items)
 
 
 @dataclass
@@ -105,6 +134,8 @@ class WorkerStreamFeed:
         self._num_ahead = num_workers if pads else 2 * num_workers
         self._num_dropped = num_dropped
         self._ends: list[StreamEnd] = []
+        self._is_over = False  # all workers have said their last word
+        self._failure: Exception | None = None  # raised once what was read before has been handed out
         self._waiting: deque[_Waiting] = deque()
         self._latest: dict[int, _Waiting] = {}  # the last batch of each worker
         self.total: int | None = None
@@ -131,19 +162,24 @@ class WorkerStreamFeed:
             if served <= 0:
                 continue
             self.tail, self.is_padding = waiting.tail, waiting.tail is not None
-            if self._has_ended and not self._waiting:
+            if self._is_over and not self._waiting and self._failure is None:
                 self.total, self.remainder = served, waiting.remainder
             yield waiting.batch
+        if self._failure is not None:
+            raise self._failure
         self.total = max(served, 0)
-
-    @property
-    def _has_ended(self) -> bool:
-        return len(self._ends) == self._num_workers
 
     def _read_ahead(self, turns: Iterator[tuple[int, Marked]]) -> None:
         """Read until the batch that comes next has what has to be known of it."""
-        while not self._has_ended:
-            turn, marked = next(turns)
+        while not self._is_over:
+            try:
+                turn, marked = next(turns)
+            except StopIteration:  # an end alone is no batch where short ones are left out
+                self._is_over = True
+                return
+            except Exception as error:  # noqa: BLE001  (raised when its turn comes)
+                self._failure, self._is_over = error, True
+                return
             for batch in marked.batches:
                 waiting = _Waiting(batch, turn)
                 self._waiting.append(waiting)
@@ -155,13 +191,14 @@ class WorkerStreamFeed:
 
     def _note_end(self, worker: int, end: StreamEnd) -> None:
         self._ends.append(end)
+        self._is_over = len(self._ends) == self._num_workers
         latest = self._latest.get(worker)
         if latest is not None and end.tail is not None:
             latest.tail, latest.remainder = end.tail, end.remainder
 
     def _note_ragged(self, served: int) -> None:
         """Once every worker has ended, note the step at which the first ranks get nothing."""
-        if not self._has_ended or self.ragged is not None:
+        if not self._is_over or self._failure is not None or self.ragged is not None:
             return
         first_dry = [end.first_dry for end in self._ends if end.first_dry is not None]
         if first_dry:
