@@ -153,6 +153,8 @@ def test_each_launcher_says_the_same(launcher: str) -> None:
             {**SLURM, "RANK": "5", "WORLD_SIZE": "6", "LOCAL_RANK": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"},
             Topology(5, 6, 2, 3, 1, 2, "h", 1),
         ),
+        # a batch script that exports the number of tasks
+        ({**SLURM, "WORLD_SIZE": "6"}, Topology.from_env(SLURM)),
         # DeepSpeed's launcher
         (
             {

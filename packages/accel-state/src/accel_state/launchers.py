@@ -52,6 +52,8 @@ def _from_torchrun(environ: Environment) -> Place | None:
     given = {name: value for name, value in found.items() if value is not None}
     if not given:  # MASTER_ADDR alone is often exported machine-wide and starts nothing
         return None
+    if list(given) == ["WORLD_SIZE"] and _slurm_says(environ, given["WORLD_SIZE"]):  # exported by a batch script
+        return None
     rank = needed(environ, "RANK", given)
     world_size = needed(environ, "WORLD_SIZE", given)
     check_below("RANK", rank, "WORLD_SIZE", world_size)
@@ -68,6 +70,12 @@ def _from_torchrun(environ: Environment) -> Place | None:
     port = needed(environ, "MASTER_PORT", given)
     checked_port(port)
     return place(rank, world_size, local_rank, local_world_size, node_rank, num_nodes, address, port)
+
+
+def _slurm_says(environ: Environment, world_size: int) -> bool:
+    """Whether this is a Slurm task, one of so many."""
+    found = from_slurm(environ)
+    return found is not None and found["world_size"] == world_size
 
 
 def _local_world_size(environ: Environment, rank: int, local_rank: int, world_size: int) -> int:
