@@ -10,6 +10,7 @@ import pytest
 
 from accel_launch import PrepareForLaunch, debug_launcher, notebook_launcher
 from accel_launch.notebook.checks import check_can_fork
+from accel_state import PartialState
 from accel_state.errors import LaunchError
 from accel_state.settings import setting
 
@@ -20,6 +21,12 @@ from notebook_jobs import fail, note
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def no_state_yet():
+    """As in a fresh notebook, whatever other tests have made in this process."""
+    PartialState._reset_state()
 
 
 def free_port() -> str:
