@@ -97,6 +97,27 @@ def _make_staging(home: Path, prefix: str) -> tuple[Path, Claim]:
             return path, claim(path)
 
 
+@contextlib.contextmanager
+def written_whole(target: Path) -> Iterator[Path]:
+    """A directory to fill that becomes `target` at the end of the block, or is thrown away with whatever ends it.
+
+    Raises:
+        CheckpointError: as `open_staging` and `commit`, or the system cannot write; says why.
+    """
+    staging = open_staging(target)
+    try:
+        yield staging.path
+        commit(staging, [])
+    except OSError as error:
+        discard(staging)
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"cannot write {target}: {os_reason(error)}") from error
+    except BaseException:
+        discard(staging)
+        raise
+
+
 def commit(staging: Staging, files: Collection[str]) -> None:
     """Make the staged checkpoint the one in force. Its files and its manifest are on the disk already.
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from accel_state.errors import CheckpointError
 
 from .codec import decode, load_json
-from .commit import commit, discard, open_staging, real_directory
-from .durable import os_reason, read_json_bytes
+from .commit import real_directory, written_whole
+from .durable import read_json_bytes
 from .loading import verify_checkpoint
 from .manifest import Manifest, data_path
 from .names import OPTIMIZER_NAME, SAFE_MODEL_NAME, SCALER_NAME, SCHEDULER_NAME, STATE_NAME, rng_file
@@ -52,19 +52,8 @@ def convert_to_accelerate(source: str | os.PathLike[str], target: str | os.PathL
     manifest = verify_checkpoint(path)
     refuse_accelerate_files(path, manifest)
     trees = load_json(read_json_bytes(data_path(path, STATE_NAME)), STATE_NAME)
-    staging = open_staging(new)
-    try:
-        left_out = _write_all(staging.path, path, manifest, trees)
-        commit(staging, [])
-    except OSError as error:
-        discard(staging)
-        if isinstance(error, CheckpointError):
-            raise
-        raise CheckpointError(f"cannot write {new}: {os_reason(error)}") from error
-    except BaseException:
-        discard(staging)
-        raise
-    return left_out
+    with written_whole(new) as folder:
+        return _write_all(folder, path, manifest, trees)
 
 
 def _write_all(new: Path, path: Path, manifest: Manifest, trees: Mapping[str, Any]) -> list[str]:

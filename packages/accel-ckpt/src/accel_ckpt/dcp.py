@@ -24,8 +24,8 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from accel_state.errors import CheckpointCorruptError, CheckpointError
 
 from .codec import decode, load_json
-from .commit import commit, discard, open_staging, real_directory
-from .durable import flush_file, os_reason, read_json_bytes
+from .commit import real_directory, written_whole
+from .durable import flush_file, read_json_bytes
 from .loading import verify_checkpoint
 from .manifest import Manifest, data_path
 from .names import RNG_STATE_NAME, STATE_NAME, STATE_TENSORS_NAME
@@ -134,21 +134,11 @@ def convert_to_dcp(source: str | os.PathLike[str], target: str | os.PathLike[str
     refuse_accelerate_files(path, manifest)
     trees = load_json(read_json_bytes(data_path(path, STATE_NAME)), STATE_NAME)
     state = {name: _state_of(path, manifest, name, trees[name]) for name in manifest.objects}
-    staging = open_staging(new)
-    try:
+    with written_whole(new) as folder:
         with _quiet():
-            dcp_save(state, storage_writer=FileSystemWriter(staging.path), no_dist=True)
-        for file in staging.path.iterdir():
+            dcp_save(state, storage_writer=FileSystemWriter(folder), no_dist=True)
+        for file in folder.iterdir():
             flush_file(file)
-        commit(staging, [])
-    except OSError as error:
-        discard(staging)
-        if isinstance(error, CheckpointError):
-            raise
-        raise CheckpointError(f"cannot write {new}: {os_reason(error)}") from error
-    except BaseException:
-        discard(staging)
-        raise
     return ["random generators"] if any(name.startswith(RNG_STATE_NAME) for name in manifest.files) else []
 
 
