@@ -66,7 +66,7 @@ def overhead_us(library: str) -> float:
     num_batches = 2000
     bare = DataLoader(Numbers(num_batches * BATCH_SIZE), batch_size=BATCH_SIZE)
     prepared = prepared_with(library, bare)
-    pairs = [(seconds_of(lambda: exhaust(bare)), seconds_of(lambda: exhaust(prepared))) for _ in range(15)]
+    pairs = [(seconds_of(lambda: exhaust(bare)), seconds_of(lambda: exhaust(prepared))) for _ in range(80)]
     bare_s, prepared_s = (min(times) for times in zip(*pairs, strict=True))  # the least disturbed epochs
     return float(prepared_s - bare_s) / num_batches * 1e6
 
@@ -77,8 +77,8 @@ def cut_us(library: str, world: int, order: str) -> float:
     module = importlib.import_module("accel_data" if library == "accel" else "accelerate.data_loader")
     sampler: Any = SequentialSampler(data) if order == "sequential" else module.PermutationSampler(data, seed=1)
     shard = module.BatchSamplerShard(BatchSampler(sampler, BATCH_SIZE, drop_last=False), world, world // 2)
-    times = [seconds_of(lambda: exhaust(shard)) for _ in range(1 if library == "accelerate" and world > 64 else 30)]
-    return statistics.median(times) / OWN_BATCHES * 1e6
+    times = [seconds_of(lambda: exhaust(shard)) for _ in range(3 if library == "accelerate" and world > 64 else 1000)]
+    return min(times) / OWN_BATCHES * 1e6  # the least disturbed
 
 
 def skip_ms(library: str, num_batches: int, order: str) -> float:

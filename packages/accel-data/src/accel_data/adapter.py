@@ -101,8 +101,10 @@ class DataLoaderAdapter(DataLoaderStateMixin, DataLoader):
                 current.served += 1
                 if current.served == feed.total:
                     self.end_of_dataloader, self.remainder, self._tail = True, feed.remainder, feed.tail
-                else:
-                    self._tail = feed.tail if feed.is_padding else None
+                elif feed.is_padding:
+                    self._tail = feed.tail
+                elif self._tail is not None:  # set as seldom as can be: torch's loaders look at every attribute set
+                    self._tail = None
                 yield batch
             if feed.ragged is not None:
                 self._check_end(feed.ragged, current.served)
