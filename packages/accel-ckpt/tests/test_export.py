@@ -12,8 +12,6 @@ from safetensors.torch import load_file
 from torch import nn
 
 from accel_ckpt import load, read_weights, save, save_checkpoint, save_model
-from accel_ckpt.export import _writes
-from accel_ckpt.ranks import World
 from accel_state import PartialState
 from accel_state.errors import CheckpointError
 from accel_testkit.faults import count_calls, killed_at
@@ -240,9 +238,3 @@ def _both_write(tmp_path):
 
 def test_ranks_write_once_and_fail_together(tmp_path, ranks):
     assert ranks(_both_write, 2, tmp_path) == [({5.0}, [4])] * 2
-
-
-def test_each_nodes_main_process_writes_if_asked():
-    worlds = [World(rank, 4, rank % 2, 2) for rank in range(4)]
-    assert [_writes(world, True) for world in worlds] == [True, False, True, False]
-    assert [_writes(world, False) for world in worlds] == [True, False, False, False]

@@ -98,8 +98,11 @@ def write_accelerate_files(
     custom_objects: Sequence[Stateful] = (),
     step: int = 0,
     safe_serialization: bool = True,
+    save_on_each_node: bool = False,
 ) -> None:
-    """Fill a directory with what accelerate's `save_state` writes. All ranks call it: rank 0 writes all but generators.
+    """Fill a directory with what accelerate's `save_state` writes. All ranks call it; each writes its generators.
+
+    Rank 0 writes the rest.
 
     Meant as `before_commit` of a save, which makes a transaction of it.
 
@@ -108,6 +111,7 @@ def write_accelerate_files(
         models: their state dicts, in the order in which they were prepared; so are optimizers and schedulers.
         step: micro-batches so far.
         safe_serialization: weights as safetensors; False writes `pytorch_model.bin`.
+        save_on_each_node: one process of each node writes the rest; give what the save has.
 
     Raises:
         CheckpointError: a tensor is sharded, which these files have no form for.
@@ -116,7 +120,7 @@ def write_accelerate_files(
 
     world = current_world()
     write_torch_file(path / generators_file(world.rank), generators_for_peer(capture_rng_state(), step))
-    if not world.is_main:
+    if not world.commits(save_on_each_node):
         return
     for i, state in enumerate(models):
         _refuse_sharded(f"model {i}", state)
