@@ -166,7 +166,9 @@ def load(f: str | os.PathLike[str] | Any, map_location: Any = None, **kwargs: An
         raise CheckpointCorruptError(
             f"{f} cannot be read weights-only: {reason} If you trust where it comes from, pass weights_only=False."
         ) from error
-    except (RuntimeError, EOFError, ValueError, KeyError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # torch's reader meets damage with whatever it runs into
         raise CheckpointCorruptError(f"{f} is damaged or not a file of torch's: {error}") from error
 
 
