@@ -73,13 +73,19 @@ def open_staging(target: Path) -> Staging:
         finish_journal(target)
         _unlink(target / OWNER_NAME)  # left if its save died between the commit and this
     prefix = f".{target.name}{STAGING_MARK}"
-    for other in remove_leftovers(home):
-        if other.name.startswith(prefix):
-            raise CheckpointError(
-                f"{describe_owner(other)} is saving to {target} right now. Give each run its own directory, or wait."
-            )
     path, owned = _make_staging(home, prefix)
-    return Staging(target=target, path=path, replaces=replaces, claim=owned)
+    staging = Staging(target=target, path=path, replaces=replaces, claim=owned)
+    try:  # only now: of two that begin at once, at least one sees the other
+        for other in remove_leftovers(home, own=path):
+            if other.name.startswith(prefix):
+                raise CheckpointError(
+                    f"{describe_owner(other)} is saving to {target} right now. Give each run its own directory, or "
+                    "wait."
+                )
+    except BaseException:
+        discard(staging)
+        raise
+    return staging
 
 
 def stage_beside(target: Path) -> Staging:
@@ -239,8 +245,11 @@ def _stale(target: Path, new: Manifest) -> list[str]:
 # ---------------------------------------------------------------- removal
 
 
-def remove_leftovers(home: Path) -> list[Path]:
+def remove_leftovers(home: Path, own: Path | None = None) -> list[Path]:
     """Remove what dead saves and interrupted removals left in a directory: only what we made, only if no one owns it.
+
+    Args:
+        own: a staging directory of this process, left alone.
 
     Returns:
         The staging directories of saves that are under way.
@@ -248,7 +257,7 @@ def remove_leftovers(home: Path) -> list[Path]:
     alive = []
     for path in list(home.iterdir()):
         staging, trash = _STAGING.fullmatch(path.name), _TRASH.fullmatch(path.name)
-        if not (staging or trash) or path.is_symlink() or not path.is_dir():
+        if not (staging or trash) or path == own or path.is_symlink() or not path.is_dir():
             continue
         with _left_alone_if_impossible(path):
             if trash:

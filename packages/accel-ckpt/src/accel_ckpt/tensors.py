@@ -171,7 +171,7 @@ def read_tensors(path: Path, expected: Mapping[str, tuple[str, tuple[int, ...]]]
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, RuntimeError) as error:
         raise CheckpointCorruptError(f"{path} is not a readable safetensors file: {error}") from error
     if found.keys() != expected.keys():
         odd = ", ".join(sorted(found.keys() ^ expected.keys())[:5])
