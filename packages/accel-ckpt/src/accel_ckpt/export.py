@@ -26,7 +26,7 @@ from .names import SAFE_WEIGHTS_PATTERN_NAME, WEIGHTS_PATTERN_NAME
 from .objects import plain_model
 from .ranks import current_world, together
 from .shards import Weights, WeightsName, plan_shards, size_in_bytes, split_aliases
-from .tensors import write_tensors
+from .tensors import write_tensors_unhashed
 
 ALIASES_KEY = "accel.aliases"
 
@@ -146,7 +146,7 @@ def write_weights(state: Mapping[str, Any], target: Path, safe_serialization: bo
 
 def _write_safetensors(path: Path, weights: Weights) -> None:
     metadata = {ALIASES_KEY: json.dumps(dict(weights.aliases))} if weights.aliases else {}
-    write_tensors(path, weights.tensors, metadata)
+    write_tensors_unhashed(path, weights.tensors, metadata)
 
 
 def _write_torch(path: Path, obj: Any) -> None:

@@ -23,7 +23,7 @@ from .manifest import Manifest
 from .names import MODEL_NAME, OPTIMIZER_NAME, RNG_STATE_NAME, SAFE_MODEL_NAME, SCALER_NAME, SCHEDULER_NAME
 from .ranks import current_world, together
 from .shards import split_aliases
-from .tensors import write_tensors
+from .tensors import write_tensors_unhashed
 
 
 def numbered(name: str, number: int, suffix: str) -> str:
@@ -126,7 +126,7 @@ def write_accelerate_files(
         _refuse_sharded(f"model {i}", state)
         if safe_serialization:
             weights = split_aliases(state, f"model {i}: ")
-            write_tensors(path / numbered(SAFE_MODEL_NAME, i, ".safetensors"), weights.tensors)
+            write_tensors_unhashed(path / numbered(SAFE_MODEL_NAME, i, ".safetensors"), weights.tensors, {})
         else:
             write_torch_file(path / numbered(MODEL_NAME, i, ".bin"), dict(state))
     parts: list[tuple[str, Stateful]] = [
