@@ -153,7 +153,7 @@ def _staged(target: Path, on_each_node: bool) -> Staging:
 def _of_my_node(said: Sequence[_Said], rank: int) -> tuple[list[int], Path]:
     """The ranks that write with this one, and the directory that they fill."""
     ranks = [other for other, one in enumerate(said) if one.node == said[rank].node]
-    for node in {one.node for one in said}:  # on every rank for every node, so that all raise alike
+    for node in sorted({one.node for one in said}):  # on every rank for every node, so that all raise alike
         named = {other: one.target for other, one in enumerate(said) if one.node == node}
         first = min(named)
         if differing := [f"rank {other}: {path}" for other, path in named.items() if path != named[first]]:
@@ -167,7 +167,7 @@ def _of_my_node(said: Sequence[_Said], rank: int) -> tuple[list[int], Path]:
 def _plan(said: Sequence[_Said], snapshot: Snapshot, mine: int) -> Plan:
     """Who writes what on my node; checked for every node with shards, so that all ranks raise alike."""
     plans = {}
-    for node in {mine} | {one.node for one in said if one.layout}:
+    for node in sorted({mine} | {one.node for one in said if one.layout}):
         layouts = {rank: one.layout for rank, one in enumerate(said) if one.node == node}
         main = next(rank for rank in layouts if said[rank].staged)
         plans[node] = assign(snapshot.objects, snapshot.files, layouts, main)
