@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 
 import pytest
@@ -192,6 +193,32 @@ def _save_on_each_node(folder, safe):
     result = run.values(), torch.rand(1).item() == draw, run.accelerator.save_iteration
     AcceleratorState._reset_state()
     return result
+
+
+def _lose_one_nodes_newest(folder):
+    rank = int(os.environ["RANK"])
+    os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": str(rank), "GROUP_WORLD_SIZE": "2"}
+    run = Run(folder / f"disk-{rank}", save_on_each_node=True)
+    for value in (1, 2):
+        run.fill(value)
+        newest = run.accelerator.save_state()
+    if rank == 1:
+        (Path(newest) / "manifest.json").unlink()
+    run.accelerator.wait_for_everyone()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run.accelerator.load_state()
+    result = run.values(), run.accelerator.save_iteration, [str(warning.message) for warning in caught]
+    AcceleratorState._reset_state()
+    return result
+
+
+def test_what_one_node_has_lost_is_passed_over_by_all(tmp_path, ranks):
+    one, two = ranks(_lose_one_nodes_newest, 2, tmp_path)
+    assert one[:2] == two[:2] == ({1.0}, 2)
+    assert "the ranks find different things" in one[2][0]
+    assert "rank 1: no checkpoint" in one[2][0]
+    assert two[2] == []
 
 
 @pytest.mark.parametrize("safe", [True, False])

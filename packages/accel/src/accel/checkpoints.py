@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import accel_ckpt
 import accel_parallel
 from accel_state import gather_object, warn_user
-from accel_state.errors import CheckpointError, CheckpointNotFoundError, SettingError
+from accel_state.errors import CheckpointCorruptError, CheckpointError, CheckpointNotFoundError, SettingError
 from accel_state.protocols import Stateful
 
 from .torch_files import beside_torch_files, load_beside_torch_files, load_torch_files, torch_files
@@ -196,11 +196,11 @@ def _agreed(accelerator: Accelerator, kind: str, directory: str | os.PathLike[st
     """What every rank finds there.
 
     Raises:
-        CheckpointError: on all ranks: they find different things.
+        CheckpointCorruptError: on all ranks: they find different things.
     """
     kinds = gather_object([kind]) if accelerator.num_processes > 1 else [kind]
     if odd := [f"rank {rank}: {found}" for rank, found in enumerate(kinds) if found != kinds[0]]:
-        raise CheckpointError(
+        raise CheckpointCorruptError(
             f"the ranks find different things at {os.fspath(directory)} (rank 0: {kinds[0]}; {'; '.join(odd[:4])}): "
             "every rank needs the whole checkpoint, on a common file system or saved with save_on_each_node=True"
         )
