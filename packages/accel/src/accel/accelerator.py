@@ -600,7 +600,8 @@ class Accelerator:
 
         Args:
             output_dir: the checkpoint's directory; with automatic naming it is `checkpoints/checkpoint_<iteration>` in
-                the project's directory instead, and a directory given warns.
+                the project's directory instead, and a directory given warns. On every node, with
+                `ProjectConfiguration(save_on_each_node=True)`.
             safe_serialization: False writes the peer's files in torch's format (`pytorch_model.bin`, …), which are read
                 weights-only; sharded models cannot be saved so.
             blocking: False returns as soon as a private copy of the state exists. One such save is in flight at most:
@@ -626,7 +627,8 @@ class Accelerator:
         """Continue from a checkpoint of any number of ranks. Every rank calls it, after `prepare`.
 
         Args:
-            input_dir: the checkpoint's directory; None means the newest one under automatic naming.
+            input_dir: the checkpoint's directory, ours or the peer's; None means the newest one under automatic naming
+                that is whole. Numbers go on above all that are there.
             load_kwargs, load_model_func_kwargs: `map_location` ("cpu" or "on_device") and `weights_only=True` hold
                 whether given or not: tensors go where the objects have theirs. Any other is an error.
             strict: False loads what fits and warns of the rest.
