@@ -142,6 +142,8 @@ if TYPE_CHECKING:
     from accel_state.rng import synchronize_rng_states as synchronize_rng_states
     from accel_state.splitting import drop_padding as drop_padding
     from accel_state.topology import Topology as Topology
+    from accel_state.exit_codes import STOPPED_EXIT_CODE as STOPPED_EXIT_CODE
+    from accel_state.stop_notice import StopNotice as StopNotice
     from accel_state.trigger import Trigger as Trigger
     from accel_state.versions import compare_versions as compare_versions
     from accel_state.versions import is_torch_version as is_torch_version
@@ -155,6 +157,8 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "splitting": ["drop_padding"],
         "topology": ["Topology"],
         "trigger": ["Trigger"],
+        "exit_codes": ["STOPPED_EXIT_CODE"],
+        "stop_notice": ["StopNotice"],
         "enums": ["ComputeEnvironment", "DistributedType", "RNGType", "TORCH_DISTRIBUTED_OPERATION_TYPES"],
         "kwargs": ["KwargsHandler", "InitProcessGroupKwargs"],
         "protocols": ["Stateful"],

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from accel_precision import AutocastKwargs as AutocastKwargs
     from accel_precision import GradScalerKwargs as GradScalerKwargs
     from accel_precision import PrecisionPolicy as PrecisionPolicy
+    from accel_state import STOPPED_EXIT_CODE as STOPPED_EXIT_CODE
     from accel_state import DistributedType as DistributedType
     from accel_state import InitProcessGroupKwargs as InitProcessGroupKwargs
     from accel_state import PartialState as PartialState
@@ -36,6 +37,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
     elsewhere={
         "accel_state": [
             "PartialState",
+            "STOPPED_EXIT_CODE",
             "DistributedType",
             "InitProcessGroupKwargs",
             "set_seed",

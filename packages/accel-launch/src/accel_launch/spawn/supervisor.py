@@ -15,8 +15,9 @@ from accel_launch.spawn.logs import open_logs
 from accel_launch.spawn.port import Port
 from accel_launch.spawn.relay import Relay, Stream
 from accel_launch.spawn.report import exit_code, failure_message, first_failure, shell_code
+from accel_state import STOPPED_EXIT_CODE
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)  # the last is Slurm's `--signal=USR1`
 
 
 def supervise(plan: LaunchPlan) -> int:
@@ -120,9 +121,11 @@ class Run:
             self.relay.outlets[1].put(f"accel launch: ended by {self.interrupted_by.name}\n".encode())
             code = shell_code(blamed.returncode or 0)
         elif blamed is not None:
-            if not self.plan.config.value("quiet"):
-                self.relay.outlets[1].put(self.failure_message(blamed).encode())
             code = exit_code(self.children, blamed)
+            if code == STOPPED_EXIT_CODE:
+                self.relay.outlets[1].put(f"accel launch: stopped, to be resumed: exit code {code}\n".encode())
+            elif not self.plan.config.value("quiet"):
+                self.relay.outlets[1].put(self.failure_message(blamed).encode())
         while not (self.relay.is_flushed or self.is_impatient):
             self._turn(None)
         return code
