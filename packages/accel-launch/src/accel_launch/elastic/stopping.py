@@ -45,7 +45,8 @@ class StoppableAgent(LocalElasticAgent):
             return result
         if all(failure.exitcode == STOPPED_EXIT_CODE for failure in result.failures.values()):
             StoppableAgent.exit_code = STOPPED_EXIT_CODE
-            return RunResult(state=WorkerState.SUCCEEDED)
+            ended = {worker.global_rank: None for worker in worker_group.workers}
+            return RunResult(state=WorkerState.SUCCEEDED, return_values=ended)
         if self._asked is not None:
             raise SignalException("asked to stop", signal.Signals(self._asked))
         return result
