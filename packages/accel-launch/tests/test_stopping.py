@@ -40,7 +40,15 @@ def test_a_signal_lets_all_ranks_save_and_its_code_is_handed_on(accel, saver, en
 
 @ENGINES
 def test_ranks_that_stop_by_themselves_are_not_started_again(accel, engine):
-    accel.script("import sys; print('saved', flush=True); sys.exit(75)")
+    accel.script("""
+        import os, pathlib, sys, time
+        pathlib.Path(f"rank{os.environ['RANK']}.{os.getpid()}.pid").touch()
+        while len(list(pathlib.Path().glob("*.pid"))) < 2:
+            time.sleep(0.01)
+        print("saved", flush=True)
+        time.sleep(0.5 * int(os.environ["RANK"]))
+        sys.exit(75)
+    """)
     done = accel("launch", "--cpu", "--num-processes", "2", *engine, "train.py")
     assert done.returncode == 75, done.stderr
     assert done.stdout.count("saved") == 2

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from accel_launch.commands.env import env_command_parser as env_command_parser
     from accel_launch.commands.launch import launch_command as launch_command
     from accel_launch.commands.launch import launch_command_parser as launch_command_parser
+    from accel_launch.commands.to_fsdp2 import to_fsdp2_command as to_fsdp2_command
+    from accel_launch.commands.to_fsdp2 import to_fsdp2_command_parser as to_fsdp2_command_parser
     from accel_launch.commands.tpu import tpu_command_launcher as tpu_command_launcher
     from accel_launch.commands.tpu import tpu_command_parser as tpu_command_parser
     from accel_launch.config import LaunchConfig as LaunchConfig
@@ -44,6 +46,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "commands.config": ["get_config_parser", "write_basic_config"],
         "commands.env": ["env_command", "env_command_parser"],
         "commands.launch": ["launch_command", "launch_command_parser"],
+        "commands.to_fsdp2": ["to_fsdp2_command", "to_fsdp2_command_parser"],
         "commands.tpu": ["tpu_command_launcher", "tpu_command_parser"],
         "config": ["LaunchConfig", "Target", "resolve_config"],
         "files": ["ConfigFile", "find_config", "read_config"],

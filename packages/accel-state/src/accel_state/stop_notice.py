@@ -70,11 +70,10 @@ class StopNotice:
         if self._poll is not None:
             self._poll.close()
             self._poll = None
-        if not self._is_decided:
-            self._is_decided = self._is_wanted
-            for signum, handler in self._before.items():
-                if signal.getsignal(signum) == self._on_signal:
-                    signal.signal(signum, handler)
+        for signum, handler in self._before.items():
+            if signal.getsignal(signum) == self._on_signal:  # Python's own end would drop a handler, not this
+                signal.signal(signum, signal.SIG_IGN if self._is_decided else handler)
+        self._is_decided = self._is_decided or self._is_wanted
         self._before = {}
 
     def _listen(self) -> None:

@@ -43,7 +43,8 @@ class StoppableAgent(LocalElasticAgent):
         result = super()._monitor_workers(worker_group)
         if result.state != WorkerState.FAILED:
             return result
-        if all(failure.exitcode == STOPPED_EXIT_CODE for failure in result.failures.values()):
+        codes = {failure.exitcode for failure in result.failures.values()}
+        if STOPPED_EXIT_CODE in codes <= {STOPPED_EXIT_CODE, -signal.SIGTERM}:  # torch ended those that left later
             StoppableAgent.exit_code = STOPPED_EXIT_CODE
             ended = {worker.global_rank: None for worker in worker_group.workers}
             return RunResult(state=WorkerState.SUCCEEDED, return_values=ended)

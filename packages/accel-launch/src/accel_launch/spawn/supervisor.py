@@ -155,19 +155,19 @@ class Run:
             if child.is_settled or not child.poll():
                 continue
             child.is_settled = True
-            if child.returncode != 0 and not self.is_stopping:
-                self._stop(signal.SIGTERM)
+            if child.returncode != 0 and not self.is_stopping:  # one that stopped was asked to, and so are the others
+                self._stop(None if child.returncode == STOPPED_EXIT_CODE else signal.SIGTERM)
             if self.is_stopping:
                 child.kill_group()  # what it left behind; after a good end that may be meant to stay
             self.guard.forget(child.pid)
         return all(child.is_settled for child in self.children)
 
-    def _stop(self, signum: int) -> None:
+    def _stop(self, signum: int | None) -> None:
         self.is_stopping = True
         self.deadline_s = time.monotonic() + self.plan.grace_s
         self.relay.drain()  # what was written until now is about the cause, what follows about the end
         for child in self.children:
-            if not child.poll():
+            if signum is not None and not child.poll():
                 child.send(signum)
 
     def _kill(self) -> None:
