@@ -30,9 +30,7 @@ def launch(folder: Path, *arguments: str | Path, flags: tuple[str, ...] = ()) ->
 
 
 def train(folder: Path, flags: tuple[str, ...] = ()) -> subprocess.Popen:
-    return launch(
-        folder, TRAIN, folder / "run", "--updates", "60", "--save-every", "1000", "--stoppable", flags=flags
-    )
+    return launch(folder, TRAIN, folder / "run", "--updates", "60", "--save-every", "1000", "--stoppable", flags=flags)
 
 
 def wait_for(process: subprocess.Popen, log: Path, text: str) -> None:

@@ -6,7 +6,9 @@ import pytest
 
 from accel_launch.slurm import Batch, batch_script
 
-ENGINES = pytest.mark.parametrize("engine", [["--launcher", "spawn"], ["--max-restarts", "3"]], ids=["spawn", "elastic"])
+ENGINES = pytest.mark.parametrize(
+    "engine", [["--launcher", "spawn"], ["--max-restarts", "3"]], ids=["spawn", "elastic"]
+)
 
 
 @pytest.fixture

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from accel_launch.peer_config import SageMakerDistributedType as SageMakerDistributedType
     from accel_launch.peer_config import default_config_file as default_config_file
     from accel_launch.peer_config import load_config_from_file as load_config_from_file
+    from accel_launch.peer_launching import TORCH_LAUNCH_PARAMS as TORCH_LAUNCH_PARAMS
+    from accel_launch.peer_launching import prepare_simple_launcher_cmd_env as prepare_simple_launcher_cmd_env
+    from accel_launch.peer_launching import test_launch as test_launch
     from accel_launch.plan import LaunchPlan as LaunchPlan
     from accel_launch.plan import RankPlan as RankPlan
     from accel_launch.plan import make_plan as make_plan
@@ -60,6 +63,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
             "default_config_file",
             "load_config_from_file",
         ],
+        "peer_launching": ["TORCH_LAUNCH_PARAMS", "prepare_simple_launcher_cmd_env", "test_launch"],
         "plan": ["LaunchPlan", "RankPlan", "make_plan"],
         "run": ["launch", "run_plan"],
     },

@@ -9,7 +9,13 @@ from accel_launch.files import ConfigFile
 from accel_state.errors import LaunchError
 from accel_state.settings import find_setting
 
-_STRATEGIES: Final = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")  # numbered from 1
+_STRATEGIES: Final = (
+    "FULL_SHARD",
+    "SHARD_GRAD_OP",
+    "NO_SHARD",
+    "HYBRID_SHARD",
+    "HYBRID_SHARD_ZERO2",
+)  # numbered from 1
 
 _DROPPED: Final = {
     "fsdp_backward_prefetch": "FSDP2 always gathers ahead in backward",

@@ -25,7 +25,9 @@ def to_fsdp2_command_parser(subparsers: Any = None) -> argparse.ArgumentParser:
     if subparsers is None:
         parser: argparse.ArgumentParser = CommandParser(prog="accel to-fsdp2", description=DESCRIPTION)
     else:
-        parser = subparsers.add_parser("to-fsdp2", help="turn an FSDP1 configuration into FSDP2", description=DESCRIPTION)
+        parser = subparsers.add_parser(
+            "to-fsdp2", help="turn an FSDP1 configuration into FSDP2", description=DESCRIPTION
+        )
     parser.add_argument("--config_file", "--config-file", default=None, help="to read; the default one by default")
     parser.add_argument("--overwrite", action="store_true", help="write to the file that was read")
     parser.add_argument("--output_file", "--output-file", default=None, help="to write")
@@ -49,7 +51,9 @@ def to_fsdp2_command(args: argparse.Namespace) -> None:
         raise LaunchError("there is no configuration file: give --config-file")
     target = Path(file.path if args.overwrite else args.output_file)
     if not args.overwrite and target.exists():
-        raise LaunchError(f"{target} is there already: give another --output-file, or --overwrite to change what is read")
+        raise LaunchError(
+            f"{target} is there already: give another --output-file, or --overwrite to change what is read"
+        )
     values, notes = convert_to_fsdp2(file)
     for note in notes:
         print(note, file=sys.stderr)
