@@ -78,7 +78,7 @@ def test_a_builder_makes_the_model_without_memory(tmp_path, monkeypatch):
     found = {weight.name: weight for weight in find_weights("builder:build")}
     assert found["0.weight"].num_items == 1 << 40 and found["0.weight"].is_trained
     assert not found["1.weight"].is_trained and not found["1.running_mean"].is_trained
-    with pytest.raises(SettingError, match="returned a int, not a torch.nn.Module"):
+    with pytest.raises(SettingError, match=r"returned a int, not a torch\.nn.Module"):
         find_weights("builder:nothing")
     with pytest.raises(SettingError, match="builder:absent cannot be found"):
         find_weights("builder:absent")
@@ -107,9 +107,9 @@ def test_axes_that_are_not_understood(text):
 
 
 def test_what_is_not_there_or_not_whole(tmp_path):
-    with pytest.raises(SettingError, match="there is no file or folder './absent'"):
+    with pytest.raises(SettingError, match=r"there is no file or folder '\./absent'"):
         find_weights("./absent")
-    with pytest.raises(SettingError, match="neither \\*.safetensors nor a config.json"):
+    with pytest.raises(SettingError, match=r"neither \*\.safetensors nor a config\.json"):
         find_weights(str(tmp_path))
     broken = tmp_path / "model.safetensors"
     for content in (b"", b"short", b"\xff" * 16, (9).to_bytes(8, "little") + b"{}", (2).to_bytes(8, "little") + b"[]"):

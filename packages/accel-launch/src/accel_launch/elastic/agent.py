@@ -26,7 +26,7 @@ def main(argv: list[str]) -> int:
 
     from accel_launch.elastic.stopping import StoppableAgent
 
-    api.LocalElasticAgent = StoppableAgent  # type: ignore[misc]  # torch's launcher cannot be given an agent
+    vars(api)["LocalElasticAgent"] = StoppableAgent  # torch's launcher cannot be given an agent
     try:
         command = [word.replace("$", "$$") for word in argv[1:]]  # torch substitutes in them
         api.elastic_launch(api.LaunchConfig(**request), command[0])(*command[1:])

@@ -33,14 +33,14 @@ class StoppableAgent(LocalElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         if self._asked is not None:  # while the ranks of the next attempt met
             raise SignalException("asked to stop", signal.Signals(self._asked))
-        started = super()._start_workers(worker_group)
+        started: dict[int, Any] = super()._start_workers(worker_group)
         self._ranks = started
         for signum in STOP_SIGNALS:
             signal.signal(signum, self._hand_on)
         return started
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        result = super()._monitor_workers(worker_group)
+        result: RunResult = super()._monitor_workers(worker_group)
         if result.state != WorkerState.FAILED:
             return result
         codes = {failure.exitcode for failure in result.failures.values()}
@@ -52,7 +52,7 @@ class StoppableAgent(LocalElasticAgent):
             raise SignalException("asked to stop", signal.Signals(self._asked))
         return result
 
-    def _hand_on(self, signum: int, frame: FrameType | None) -> None:
+    def _hand_on(self, signum: int, _frame: FrameType | None) -> None:
         if self._asked is None:
             self._asked = signum
             for pid in self._ranks.values():

@@ -21,7 +21,7 @@ SETTINGS: tuple[Setting, ...] = (
         "time_limit_s",
         int,
         None,
-        "Seconds after which `should_stop` turns true, counted from where the Accelerator is made; no limit by default.",
+        "Seconds after which `should_stop` turns true, from where the Accelerator is made; no limit by default.",
         minimum=1,
     ),
 )

@@ -1,4 +1,4 @@
-"""`accel test`: whether training works on this machine, and whether a script trains alike on one process and on many."""
+"""`accel test`: whether training works here, and whether a script trains alike on one process and on many."""
 
 from __future__ import annotations
 

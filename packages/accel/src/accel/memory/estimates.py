@@ -33,6 +33,10 @@ class Axes(NamedTuple):
         return self.shards * self.tp_size * self.pp_size
 
 
+WHOLE: Final = Axes()
+"""One rank that holds all."""
+
+
 class Estimate(NamedTuple):
     """Bytes in one dtype, all of a rank's share.
 
@@ -66,14 +70,14 @@ def parse_axes(text: str | None) -> Axes:
             continue
         if name not in Axes._fields or not equals or not number.isdigit() or int(number) < 1:
             raise SettingError(
-                f"--parallelism {text}: {part.strip()!r} is not allowed; give {', '.join(Axes._fields)} with a number of "
-                "at least 1, as in dp_shard_size=8,tp_size=2"
+                f"--parallelism {text}: {part.strip()!r} is not allowed; give {', '.join(Axes._fields)} with a number "
+                "of at least 1, as in dp_shard_size=8,tp_size=2"
             )
         sizes[name] = int(number)
     return Axes(**sizes)
 
 
-def estimate(weights: Sequence[Weight], dtype: str, axes: Axes = Axes()) -> Estimate:
+def estimate(weights: Sequence[Weight], dtype: str, axes: Axes = WHOLE) -> Estimate:
     """What a rank needs in one dtype.
 
     Args:

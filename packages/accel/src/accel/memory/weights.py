@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import math
-import os
 import struct
 import sys
 from collections.abc import Iterable
@@ -83,7 +82,7 @@ def _header(path: Path) -> dict[str, Any]:
 def _by_builder(module_name: str, function_name: str) -> list[Weight]:
     import torch
 
-    folder = os.getcwd()
+    folder = str(Path.cwd())
     sys.path.insert(0, folder)
     try:
         build = getattr(importlib.import_module(module_name), function_name)
@@ -113,7 +112,7 @@ def _by_transformers(config: Path, trust_remote_code: bool) -> list[Weight]:
         transformers: Any = importlib.import_module("transformers")
     except ImportError as error:
         raise MissingExtraError(
-            f"{config} needs transformers to build its model: pip install transformers. A safetensors file needs nothing"
+            f"{config} needs transformers to build its model: pip install transformers. Safetensors files need nothing"
         ) from error
     import torch
 
@@ -153,10 +152,10 @@ def _on_the_hub(name: str) -> list[Weight]:
         raise SettingError(
             f"{name!r} is not here, and the Hub may not be asked: HF_HUB_OFFLINE is set. Unset it, or give a file"
         ) from error
-    except Exception as error:  # noqa: BLE001  of whichever transport the client uses
+    except Exception as error:
         raise SettingError(
-            f"{name!r} is not here, and the Hub cannot be reached ({type(error).__name__}: {error}). Give a local file, "
-            "or try again when online"
+            f"{name!r} is not here, and the Hub cannot be reached ({type(error).__name__}: {error}). Give a local "
+            "file, or try again when online"
         ) from error
     return [
         Weight(tensor, math.prod(info.shape))

@@ -52,7 +52,8 @@ def compare(
             if code or not out.exists():
                 return code or 1
             runs.append(json.loads(out.read_text(encoding="utf-8")))
-        return _verdict(*runs, config.value("num_processes"), tolerance)
+        one, many = runs
+        return _verdict(one, many, config.value("num_processes"), tolerance)
 
 
 def _verdict(one: list[dict[str, float]], many: list[dict[str, float]], num_processes: int, tolerance: float) -> int:

@@ -43,10 +43,10 @@ class Recorder:
             self.losses.append(loss.detach().float())
             backward(accelerator, loss, **kwargs)
 
-        Accelerator.backward = recorded  # type: ignore[method-assign]  # the script's own lines stay as they are
+        Accelerator.backward = recorded  # type: ignore[assignment,method-assign]  # the script's own lines stay as they are
         register_optimizer_step_pre_hook(self._before_step)
 
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _before_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         if not self.losses:
             return  # a second optimizer of the same update
         loss = reduce(torch.stack(self.losses).mean(), "mean")
