@@ -11,7 +11,7 @@ from accel_launch import CommandParser
 DTYPES = ("float32", "float16", "int8", "int4")
 DESCRIPTION = """What a model's weights take, and what training it with AdamW takes beside activations. MODEL is a
 safetensors file or a folder of them, a folder or file with a config.json that transformers knows, a function that
-builds the model as MODULE:FUNCTION, or a name on the Hugging Face Hub, of which only the headers of its weights are read."""
+builds the model as MODULE:FUNCTION, or a name on the Hugging Face Hub, of which only the weights' headers are read."""
 
 
 def register(subparsers: Any) -> None:
