@@ -14,7 +14,7 @@ import accel_parallel
 import accel_precision
 import accel_state
 import accel_tracking
-from accel_state.settings import UNSET, resolve
+from accel_state.settings import UNSET, resolve, setting
 
 from . import checkpoints, configuration, parallelism, preparing
 from .handlers import recipe_of, sort_handlers
@@ -159,6 +159,7 @@ class Accelerator:
         self._dataloaders = self.registry.dataloaders
         self._custom_objects = self.registry.custom_objects
         self._trigger = accel_state.Trigger()
+        self._stop_notice = accel_state.StopNotice(setting("time_limit_s"))
 
     def __getattr__(self, name: str) -> Any:  # only for what is not there
         owner = MEMBERS.get(name)
@@ -392,6 +393,15 @@ class Accelerator:
     def check_trigger(self) -> bool:
         """Whether any rank called `set_trigger` since the last check. Every rank calls it; one exchange on the CPU."""
         return self._trigger.check()
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether to save and leave: after SIGTERM, SIGUSR1 or `--time-limit-s` on any rank, at one update on all.
+
+        Every rank asks once at the end of each update. Leave by `save_state()`, `close()` and
+        `sys.exit(STOPPED_EXIT_CODE)`. See `StopNotice`.
+        """
+        return self._stop_notice.check()
 
     # ------------------------------------------------------------ preparing
 
@@ -776,6 +786,7 @@ class Accelerator:
         """Wait for saves in the background, finish the trackers, leave the process group. Harmless a second time."""
         checkpoints.wait_for_saves(self)
         self.tracker_set.finish()
+        self._stop_notice.close()
         self.state.destroy_process_group()
 
     def close(self) -> None:
