@@ -38,3 +38,17 @@ def shift_labels(labels_BT: Tensor) -> Tensor:
     The last position has none, and gets `IGNORED_LABEL`.
     """
     return torch.nn.functional.pad(labels_BT[..., 1:], (0, 1), value=IGNORED_LABEL)
+
+
+def shard_along(x: Tensor, dim: int, ranks: int, rank: int) -> Tensor:
+    """A rank's contiguous part of a sequence along `dim`, as the sp axis deals it; a view.
+
+    Raises:
+        PlanError: the parts would not be equal.
+    """
+    if x.shape[dim] % ranks:
+        raise PlanError(
+            f"a sequence of {x.shape[dim]} positions cannot be dealt to sp_size={ranks} evenly: pad it to a multiple, "
+            f"such as {-(-x.shape[dim] // ranks) * ranks}, with labels {IGNORED_LABEL}"
+        )
+    return x.chunk(ranks, dim)[rank]
