@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     from .plan import Plan as Plan
     from .plan import PlanContext as PlanContext
     from .plan import Step as Step
-    from .ring_attention import Ring as Ring
-    from .ring_attention import ring_attention as ring_attention
+    from .ring import Ring as Ring
+    from .ring import ring_attention as ring_attention
     from .scheduler import AcceleratedScheduler as AcceleratedScheduler
     from .sequence_batches import ShardBatch as ShardBatch
     from .sequence_batches import shard_batch as shard_batch
-    from .sequence_context import sequence_context as sequence_context
+    from .context_block import sequence_context as sequence_context
     from .sequence_shards import load_balanced_positions as load_balanced_positions
     from .sequence_shards import shift_labels as shift_labels
     from .state_dicts import full_state_dict as full_state_dict
@@ -102,10 +102,10 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "steps.sp": ["sequence_parallel"],
         "steps.fsdp1": ["fsdp1"],
         "steps.fsdp2": ["fsdp2", "fully_shard_blocks"],
-        "sequence_context": ["sequence_context"],
+        "context_block": ["sequence_context"],
         "sequence_shards": ["load_balanced_positions", "shift_labels"],
         "sequence_batches": ["ShardBatch", "shard_batch"],
-        "ring_attention": ["Ring", "ring_attention"],
+        "ring": ["Ring", "ring_attention"],
         "ulysses": ["ulysses_attention"],
         "state_dicts": ["full_state_dict", "model_has_dtensor"],
         "unwrap": ["extract_model_from_parallel", "is_compiled_module"],

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from accel_state.errors import PlanError
 
-from .sequence_context import open_context
+from .context_block import open_context
 from .ulysses import ulysses_attention
 
 CONTEXT_PARALLEL = "accel_context_parallel"

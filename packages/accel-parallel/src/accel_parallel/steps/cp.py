@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from accel_parallel.plan import PlanContext
-from accel_parallel.sequence_context import open_context
+from accel_parallel.context_block import open_context
 from accel_parallel.sequence_inputs import watch_inputs
 from accel_parallel.transformers_attention import CONTEXT_PARALLEL, implementation_of, use_context_parallel
 from accel_state.errors import PlanError
@@ -42,7 +42,8 @@ class ContextParallel:
         if implementation_of(model) == "sdpa":
             use_context_parallel(model)
         watch_inputs(model, _positions_in_context, "cp")
-        if not any(hook is _require_attention for hook in model._forward_hooks.values()):  # noqa: SLF001 - no public way
+        hooks = [hook for module in model.modules() for hook in module._forward_hooks.values()]  # noqa: SLF001 - no public way
+        if _require_attention not in hooks:
             model.register_forward_hook(_require_attention)
         return model
 

@@ -84,6 +84,7 @@ def sequence_parallel(attention: str | None = None) -> SequenceParallel:
     Attention is computed over whole sequences, by each rank for some heads. Models of the transformers library keep
     their own function for it, with grouped-query heads; in others every call of `scaled_dot_product_attention` is
     shared. All ranks of the axis have to run every forward together, on parts of the same sequences, in evaluation too.
+    Checkpoint whole modules where memory is short, not functions inside them.
 
     Args:
         attention: for models of the transformers library, one of `axis_handlers.SP_ATTENTIONS`; None takes the model's.
@@ -134,7 +135,7 @@ class _SharedAttention:
 
 
 def _share_attention(model: nn.Module, group: dist.ProcessGroup) -> None:
-    hooks = model._forward_pre_hooks.values()  # noqa: SLF001 - no public way
+    hooks = [hook for module in model.modules() for hook in module._forward_pre_hooks.values()]  # noqa: SLF001 - no public way
     if any(isinstance(getattr(hook, "__self__", None), _SharedAttention) for hook in hooks):
         return
     shared = _SharedAttention(group)

@@ -15,7 +15,7 @@ from accel_state.errors import PlanError, SettingError
 
 from .attention_routing import RoutedAttention
 from .axis_handlers import CP_COMM_STRATEGIES
-from .ring_attention import Ring, ring_attention
+from .ring import Ring, ring_attention
 from .sequence_shards import load_balanced_positions
 
 
