@@ -47,7 +47,7 @@ def shard_batch(batch: Any, ranks: int, rank: int, *, length: int | None = None)
     Raises:
         PlanError: another kind of batch, another length, or one that cannot be dealt evenly.
 
-    Cost: none to speak of: the parts are views.
+    Cost: a copy of the part.
     """
     if not isinstance(batch, Mapping) or not any(isinstance(batch.get(name), Tensor) for name in _TOKENS):
         raise PlanError(

@@ -41,7 +41,7 @@ def shift_labels(labels_BT: Tensor) -> Tensor:
 
 
 def shard_along(x: Tensor, dim: int, ranks: int, rank: int) -> Tensor:
-    """A rank's contiguous part of a sequence along `dim`, as the sp axis deals it; a view.
+    """A rank's contiguous part of a sequence along `dim`, as the sp axis deals it, in memory of its own.
 
     Raises:
         PlanError: the parts would not be equal.
@@ -51,4 +51,4 @@ def shard_along(x: Tensor, dim: int, ranks: int, rank: int) -> Tensor:
             f"a sequence of {x.shape[dim]} positions cannot be dealt to sp_size={ranks} evenly: pad it to a multiple, "
             f"such as {-(-x.shape[dim] // ranks) * ranks}, with labels {IGNORED_LABEL}"
         )
-    return x.chunk(ranks, dim)[rank]
+    return x.chunk(ranks, dim)[rank].contiguous()
