@@ -34,9 +34,7 @@ def test_ring_attention_equals_attention_over_the_whole_sequence(ranks, rotation
             q, grad = torch.randn(2, 4, 16, 8).double().requires_grad_(), torch.randn(2, 4, 16, 6).double()
             k = torch.randn(2, key_heads, 16, 8).double().requires_grad_()
             v = torch.randn(2, key_heads, 16, 6).double().requires_grad_()
-            whole = F.scaled_dot_product_attention(
-                q, k, v, is_causal=is_causal, scale=0.3, enable_gqa=key_heads < 4
-            )
+            whole = F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=0.3, enable_gqa=key_heads < 4)
             part = ring_attention(
                 *(x[:, :, mine] for x in (q, k, v)), Ring(dist.group.WORLD, rotation), is_causal=is_causal, scale=0.3
             )
@@ -232,7 +230,10 @@ def test_attention_that_cannot_be_shared_is_refused(ranks):
 def test_multi_head_attention_of_torch_is_refused_where_it_is_called():
     attention = nn.MultiheadAttention(8, 2)
     x = torch.randn(4, 1, 8)
-    with RoutedAttention(lambda *_args, **_kwargs: x, "here"), pytest.raises(PlanError, match="here .*MultiheadAttention"):
+    with (
+        RoutedAttention(lambda *_args, **_kwargs: x, "here"),
+        pytest.raises(PlanError, match=r"here .*MultiheadAttention"),
+    ):
         attention(x, x, x)
 
 

@@ -73,7 +73,13 @@ def test_heads_that_cannot_be_dealt_are_refused(ranks):
 
 def test_labels_are_shifted_before_a_batch_is_cut():
     ids = torch.arange(8).reshape(1, 8)
-    batch = {"input_ids": ids, "labels": ids, "attention_mask": torch.ones_like(ids), "weight": torch.ones(1), "id": "a"}
+    batch = {
+        "input_ids": ids,
+        "labels": ids,
+        "attention_mask": torch.ones_like(ids),
+        "weight": torch.ones(1),
+        "id": "a",
+    }
     first, second = (shard_batch(batch, 2, rank) for rank in range(2))
     assert first["input_ids"].tolist() == [[0, 1, 2, 3]]
     assert first["shift_labels"].tolist() == [[1, 2, 3, 4]]

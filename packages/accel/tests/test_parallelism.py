@@ -20,12 +20,12 @@ def test_one_process_fits_a_plan_of_one_and_no_other():
 
 
 def test_axes_without_a_step_are_refused_with_a_way_out():
-    with pytest.raises(SettingError, match="pp_size=2: .* no step yet. Way out"):
+    with pytest.raises(SettingError, match=r"pp_size=2: .* no step yet. Way out"):
         Accelerator(cpu=True, parallelism_config=ParallelismConfig(pp_size=2))
 
 
 def test_deepspeed_as_the_backend_of_sequences_is_refused_with_a_way_out():
-    with pytest.raises(SettingError, match="sp_backend='deepspeed': .*Way out: sp_backend='native'"):
+    with pytest.raises(SettingError, match=r"sp_backend='deepspeed': .*Way out: sp_backend='native'"):
         Accelerator(cpu=True, parallelism_config=ParallelismConfig(sp_size=2, sp_backend="deepspeed"))
 
 

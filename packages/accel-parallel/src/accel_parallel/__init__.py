@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .clipping import clip_grad_norm_ as clip_grad_norm_
     from .clipping import clip_grad_value_ as clip_grad_value_
     from .clipping import total_norm as total_norm
+    from .context_block import sequence_context as sequence_context
     from .ddp_kwargs import DDPCommunicationHookType as DDPCommunicationHookType
     from .ddp_kwargs import DistributedDataParallelKwargs as DistributedDataParallelKwargs
     from .engines.base import Engine as Engine
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from .scheduler import AcceleratedScheduler as AcceleratedScheduler
     from .sequence_batches import ShardBatch as ShardBatch
     from .sequence_batches import shard_batch as shard_batch
-    from .context_block import sequence_context as sequence_context
     from .sequence_shards import load_balanced_positions as load_balanced_positions
     from .sequence_shards import shift_labels as shift_labels
     from .state_dicts import full_state_dict as full_state_dict

@@ -38,8 +38,8 @@ class RoutedAttention(TorchFunctionMode):
             return self._routed(*args, **(kwargs or {}))
         if func is F.multi_head_attention_forward:
             raise PlanError(
-                f"{self.why} torch.nn.MultiheadAttention cannot be shared over ranks, because it computes the scores of "
-                "this rank's tokens by itself: use a module that calls scaled_dot_product_attention"
+                f"{self.why} torch.nn.MultiheadAttention cannot be shared over ranks, because it computes the scores "
+                "of this rank's tokens by itself: use a module that calls scaled_dot_product_attention"
             )
         return func(*args, **(kwargs or {}))
 

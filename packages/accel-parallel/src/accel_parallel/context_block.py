@@ -43,8 +43,8 @@ class OpenContext:
         if local_length * self.ring.size != length:
             raise PlanError(
                 f"a sequence of {local_length} positions was given to a model in a context that cut sequences of "
-                f"{length} into {self.ring.size} parts of {length // self.ring.size}: name every tensor with a sequence "
-                "among the buffers"
+                f"{length} into {self.ring.size} parts of {length // self.ring.size}: name every tensor with a "
+                "sequence among the buffers"
             )
         return load_balanced_positions(length, self.ring.size, self.ring.rank, device)
 
@@ -54,13 +54,13 @@ class OpenContext:
         """Attention of this rank's queries over the whole sequence."""
         if dropout_p:
             raise PlanError(
-                f"under cp attention weights cannot be dropped (dropout_p={dropout_p}): set the model's attention dropout "
-                "to 0"
+                f"under cp attention weights cannot be dropped (dropout_p={dropout_p}): set the model's attention "
+                "dropout to 0"
             )
         if q.shape[-2] != k.shape[-2]:
             raise PlanError(
-                f"under cp attention of {q.shape[-2]} positions over {k.shape[-2]} others cannot be shared: both have to "
-                "be this rank's part of one sequence"
+                f"under cp attention of {q.shape[-2]} positions over {k.shape[-2]} others cannot be shared: both have "
+                "to be this rank's part of one sequence"
             )
         if self.length is not None and q.shape[-2] * self.ring.size != self.length:
             self.positions(q.shape[-2], q.device)  # raises
@@ -90,8 +90,8 @@ def sequence_context(
 
     Inside, each buffer holds this rank's positions (`load_balanced_positions`), in the same tensor object, and
     `scaled_dot_product_attention` reaches over all ranks. Afterwards buffers are what they were, also after an
-    exception. On CUDA torch's `context_parallel` does both; elsewhere our ring attention, of which the backward may also
-    run outside.
+    exception. On CUDA torch's `context_parallel` does both, elsewhere our ring attention. The backward belongs
+    inside too: it may read what was cut.
 
     Args:
         mesh: the cp axis, `mesh["cp"]`.
@@ -138,16 +138,19 @@ def _cut(buffers: list[Tensor], dims: list[int], kept: set[int], context: OpenCo
     for buffer, dim in zip(originals, dims, strict=True):
         positions = context.positions(buffer.shape[dim] // context.ring.size, buffer.device)
         shards.append(buffer.index_select(dim, positions))
-    with torch.no_grad():
-        for buffer, shard in zip(buffers, shards, strict=True):
-            buffer.set_(shard)
+    for buffer, shard in zip(buffers, shards, strict=True):
+        _point(buffer, shard)
     try:
         yield
     finally:
-        with torch.no_grad():
-            for buffer, original in zip(buffers, originals, strict=True):
-                if id(buffer) not in kept:
-                    buffer.set_(original)
+        for buffer, original in zip(buffers, originals, strict=True):
+            if id(buffer) not in kept:
+                _point(buffer, original)
+
+
+def _point(buffer: Tensor, source: Tensor) -> None:
+    with torch.no_grad():
+        buffer.set_(source.untyped_storage(), source.storage_offset(), source.shape, source.stride())
 
 
 @contextmanager
@@ -171,8 +174,8 @@ def _checked_length(buffers: list[Tensor], dims: list[int], kept: set[int], rank
         raise SettingError("a tensor stands twice among the buffers: name each once")
     if not kept <= known:
         raise SettingError(
-            f"{len(kept - known)} of {len(kept)} no_restore_buffers are not among the buffers: only what is cut can stay "
-            "cut. The very same tensor objects have to stand in both"
+            f"{len(kept - known)} of {len(kept)} no_restore_buffers are not among the buffers: only what is cut can "
+            "stay cut. The very same tensor objects have to stand in both"
         )
     for index, (buffer, dim) in enumerate(zip(buffers, dims, strict=True)):
         if not -buffer.dim() <= dim < buffer.dim():

@@ -3,8 +3,8 @@
 Every rank holds two of the sequence's 2n chunks, the r-th from the start and the r-th from the end, so that under a
 causal mask all ranks have equally much to do in every step (`blocks`).
 
-Shape suffixes: B batch, H heads of queries, G heads of keys and values, R heads of queries per head of keys, Q query
-positions, K key positions, D width of a head.
+Legend of shape suffixes: b batch, h heads of queries, g heads of keys and values, r heads of queries per head of keys,
+q query positions, k key positions, d width of a head.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Ring:
 
     Args:
         group: in the order of the sequence.
-        rotation: "allgather" takes the keys and values of all ranks at once; "alltoall" passes them on from rank to rank
-            while it computes, and holds two ranks' at a time.
+        rotation: "allgather" takes the keys and values of all ranks at once; "alltoall" passes them on from rank to
+            rank while it computes, and holds two ranks' at a time.
     """
 
     group: dist.ProcessGroup
@@ -92,7 +92,7 @@ class Ring:
 
 
 def ring_attention(
-    q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, ring: Ring, *, is_causal: bool = False, scale: float | None = None
+    q_bhqd: Tensor, k_bgkd: Tensor, v_bgkd: Tensor, ring: Ring, *, is_causal: bool = False, scale: float | None = None
 ) -> Tensor:
     """What `scaled_dot_product_attention` gives for this rank's queries and the keys and values of all ranks.
 
@@ -100,19 +100,19 @@ def ring_attention(
     half-precision values are multiplied and summed in fp32.
 
     Args:
-        q_BHQD, k_BGKD, v_BGKD: this rank's shards, in the order of `load_balanced_positions`; G divides H.
+        q_bhqd, k_bgkd, v_bgkd: this rank's shards, in the order of `load_balanced_positions`; g divides h.
         is_causal: no query sees later positions.
-        scale: of the scores; 1/sqrt(D) by default.
+        scale: of the scores; 1/sqrt(d) by default.
 
     Cost: forward sends (n-1)/n of all keys and values to each rank, backward the same and as much in gradients, those
-        in fp32. Memory for the scores of one block, Q times K per head: a readable reference, not a fused kernel.
+        in fp32. Memory for the scores of one block, q times k per head: a readable reference, not a fused kernel.
     Source: Liu et al. 2023 (ring attention); Milakov and Gimelshein 2018 (merging); Dao et al. 2022 (backward).
     """
-    device = q_BHQD.device.type
+    device = q_bhqd.device.type
     if torch.is_autocast_enabled(device):
-        q_BHQD, k_BGKD, v_BGKD = (x.to(torch.get_autocast_dtype(device)) for x in (q_BHQD, k_BGKD, v_BGKD))
-    scale = q_BHQD.shape[-1] ** -0.5 if scale is None else scale
-    out: Tensor = _RingAttention.apply(q_BHQD, k_BGKD, v_BGKD, ring, is_causal, scale)
+        q_bhqd, k_bgkd, v_bgkd = (x.to(torch.get_autocast_dtype(device)) for x in (q_bhqd, k_bgkd, v_bgkd))
+    scale = q_bhqd.shape[-1] ** -0.5 if scale is None else scale
+    out: Tensor = _RingAttention.apply(q_bhqd, k_bgkd, v_bgkd, ring, is_causal, scale)
     return out
 
 
@@ -133,76 +133,77 @@ def blocks(own: int, source: int, length: int, is_causal: bool) -> list[tuple[sl
 
 class _RingAttention(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, ring: Ring, is_causal: bool, scale: float
+    def forward(
+        ctx: Any, q_bhqd: Tensor, k_bgkd: Tensor, v_bgkd: Tensor, ring: Ring, is_causal: bool, scale: float
     ) -> Tensor:
-        ctx.ring, ctx.is_causal, ctx.scale, ctx.widths = ring, is_causal, scale, (k_BGKD.shape[-1], v_BGKD.shape[-1])
-        with torch.autocast(q_BHQD.device.type, enabled=False):
-            q_BGRQD = _by_key_heads(q_BHQD, k_BGKD.shape[1])
-            out_BGRQD = q_BGRQD.new_zeros(*q_BGRQD.shape[:-1], v_BGKD.shape[-1])
-            lse_BGRQ = q_BGRQD.new_full(q_BGRQD.shape[:-1], -torch.inf)
-            for source, kv_BGKD in ring.travel(torch.cat([k_BGKD, v_BGKD], -1)):
-                k, v = _compute_dtype(kv_BGKD).split(ctx.widths, -1)
-                for queries, keys, on_diagonal in blocks(ring.rank, source, q_BHQD.shape[2], is_causal):
-                    scores = _scores(q_BGRQD[..., queries, :], k[..., keys, :], scale, on_diagonal)
-                    _merge(out_BGRQD[..., queries, :], lse_BGRQ[..., queries], scores, v[..., keys, :])
-        out_BHQD = out_BGRQD.flatten(1, 2).to(q_BHQD.dtype)
-        ctx.save_for_backward(q_BHQD, k_BGKD, v_BGKD, out_BHQD, lse_BGRQ)
-        return out_BHQD
+        ctx.ring, ctx.is_causal, ctx.scale, ctx.widths = ring, is_causal, scale, (k_bgkd.shape[-1], v_bgkd.shape[-1])
+        with torch.autocast(q_bhqd.device.type, enabled=False):
+            q_bgrqd = _by_key_heads(q_bhqd, k_bgkd.shape[1])
+            out_bgrqd = q_bgrqd.new_zeros(*q_bgrqd.shape[:-1], v_bgkd.shape[-1])
+            lse_bgrq = q_bgrqd.new_full(q_bgrqd.shape[:-1], -torch.inf)
+            for source, kv_bgkd in ring.travel(torch.cat([k_bgkd, v_bgkd], -1)):
+                k, v = _compute_dtype(kv_bgkd).split(ctx.widths, -1)
+                for queries, keys, on_diagonal in blocks(ring.rank, source, q_bhqd.shape[2], is_causal):
+                    scores = _scores(q_bgrqd[..., queries, :], k[..., keys, :], scale, on_diagonal)
+                    _merge(out_bgrqd[..., queries, :], lse_bgrq[..., queries], scores, v[..., keys, :])
+        out_bhqd = out_bgrqd.flatten(1, 2).to(q_bhqd.dtype)
+        ctx.save_for_backward(q_bhqd, k_bgkd, v_bgkd, out_bhqd, lse_bgrq)
+        return out_bhqd
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_BHQD: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        q_BHQD, k_BGKD, v_BGKD, out_BHQD, lse_BGRQ = ctx.saved_tensors
-        heads = k_BGKD.shape[1]
-        with torch.autocast(q_BHQD.device.type, enabled=False):
-            q, out, grad = (_by_key_heads(x, heads) for x in (q_BHQD, out_BHQD, grad_BHQD))
-            delta_BGRQ = (out * grad).sum(-1)
+    def backward(ctx: Any, grad_bhqd: Tensor) -> tuple[Tensor | None, ...]:
+        q_bhqd, k_bgkd, v_bgkd, out_bhqd, lse_bgrq = ctx.saved_tensors
+        heads = k_bgkd.shape[1]
+        with torch.autocast(q_bhqd.device.type, enabled=False):
+            q, out, grad = (_by_key_heads(x, heads) for x in (q_bhqd, out_bhqd, grad_bhqd))
+            delta_bgrq = (out * grad).sum(-1)
             dq = torch.zeros_like(q)
 
             def gradients_of_keys_and_values() -> Iterator[tuple[int, Tensor]]:
-                for source, kv_BGKD in ctx.ring.travel(torch.cat([k_BGKD, v_BGKD], -1)):
-                    kv = _compute_dtype(kv_BGKD)
+                for source, kv_bgkd in ctx.ring.travel(torch.cat([k_bgkd, v_bgkd], -1)):
+                    kv = _compute_dtype(kv_bgkd)
                     dkv = torch.zeros_like(kv)
                     (k, v), (dk, dv) = kv.split(ctx.widths, -1), dkv.split(ctx.widths, -1)
                     for rows, columns, on_diagonal in blocks(ctx.ring.rank, source, q.shape[-2], ctx.is_causal):
                         scores = _scores(q[..., rows, :], k[..., columns, :], ctx.scale, on_diagonal)
-                        weights_BGRQK = (scores - lse_BGRQ[..., rows, None]).exp()
+                        weights_bgrqk = (scores - lse_bgrq[..., rows, None]).exp()
                         dweights = grad[..., rows, :] @ v[:, :, None, columns].mT
-                        dscores = weights_BGRQK * (dweights - delta_BGRQ[..., rows, None]) * ctx.scale
+                        dscores = weights_bgrqk * (dweights - delta_bgrq[..., rows, None]) * ctx.scale
                         dq[..., rows, :] += dscores @ k[:, :, None, columns]
                         dk[..., columns, :] += (dscores.mT @ q[..., rows, :]).sum(2)
-                        dv[..., columns, :] += (weights_BGRQK.mT @ grad[..., rows, :]).sum(2)
+                        dv[..., columns, :] += (weights_bgrqk.mT @ grad[..., rows, :]).sum(2)
                     yield source, dkv
 
             dk, dv = ctx.ring.bring_home(gradients_of_keys_and_values()).split(ctx.widths, -1)
-        return dq.flatten(1, 2).to(q_BHQD.dtype), dk.to(k_BGKD.dtype), dv.to(v_BGKD.dtype), None, None, None
+        return dq.flatten(1, 2).to(q_bhqd.dtype), dk.to(k_bgkd.dtype), dv.to(v_bgkd.dtype), None, None, None
 
 
 def _compute_dtype(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def _by_key_heads(x_BHQD: Tensor, heads: int) -> Tensor:
+def _by_key_heads(x_bhqd: Tensor, heads: int) -> Tensor:
     """Queries beside the head of keys that they share (grouped-query attention)."""
-    return _compute_dtype(x_BHQD).unflatten(1, (heads, -1))
+    x_bgrqd: Tensor = _compute_dtype(x_bhqd).unflatten(1, (heads, -1))
+    return x_bgrqd
 
 
-def _scores(q_BGRQD: Tensor, k_BGKD: Tensor, scale: float, on_diagonal: bool) -> Tensor:
-    scores_BGRQK = q_BGRQD @ k_BGKD[:, :, None].mT * scale
+def _scores(q_bgrqd: Tensor, k_bgkd: Tensor, scale: float, on_diagonal: bool) -> Tensor:
+    scores_bgrqk: Tensor = q_bgrqd @ k_bgkd[:, :, None].mT * scale
     if on_diagonal:
-        later_QK = torch.ones(scores_BGRQK.shape[-2:], dtype=torch.bool, device=scores_BGRQK.device).triu(1)
-        scores_BGRQK.masked_fill_(later_QK, -torch.inf)
-    return scores_BGRQK
+        later_qk = torch.ones(scores_bgrqk.shape[-2:], dtype=torch.bool, device=scores_bgrqk.device).triu(1)
+        scores_bgrqk.masked_fill_(later_qk, -torch.inf)
+    return scores_bgrqk
 
 
-def _merge(out_BGRQD: Tensor, lse_BGRQ: Tensor, scores_BGRQK: Tensor, v_BGKD: Tensor) -> None:
+def _merge(out_bgrqd: Tensor, lse_bgrq: Tensor, scores_bgrqk: Tensor, v_bgkd: Tensor) -> None:
     """Add more keys to what queries have seen so far, in place.
 
     Each part weighs by its share of the softmax's denominator. Every query sees a key of each block that it takes part
     in, so the logarithm of the new denominator is finite.
     """
-    total_BGRQ = torch.logaddexp(lse_BGRQ, scores_BGRQK.logsumexp(-1))
-    part_BGRQD = (scores_BGRQK - total_BGRQ[..., None]).exp() @ v_BGKD[:, :, None]
-    out_BGRQD.mul_((lse_BGRQ - total_BGRQ).exp()[..., None]).add_(part_BGRQD)
-    lse_BGRQ.copy_(total_BGRQ)
+    total_bgrq = torch.logaddexp(lse_bgrq, scores_bgrqk.logsumexp(-1))
+    part_bgrqd = (scores_bgrqk - total_bgrq[..., None]).exp() @ v_bgkd[:, :, None]
+    out_bgrqd.mul_((lse_bgrq - total_bgrq).exp()[..., None]).add_(part_bgrqd)
+    lse_bgrq.copy_(total_bgrq)

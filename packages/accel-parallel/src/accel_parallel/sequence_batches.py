@@ -36,8 +36,8 @@ class ShardBatch:
 def shard_batch(batch: Any, ranks: int, rank: int, *, length: int | None = None) -> dict[str, Any]:
     """A rank's part of a batch: every tensor with the sequence's length in its second dim, cut there.
 
-    `labels` are shifted before they are cut, and come as `shift_labels`, so that the last token of a part has its label;
-    `position_ids` are added where there are none.
+    `labels` are shifted before they are cut, and come as `shift_labels`, so that the last token of a part has its
+    label; `position_ids` are added where there are none.
 
     Args:
         batch: names to tensors, among them "input_ids" of shape (batch, length) or "inputs_embeds".
@@ -51,8 +51,8 @@ def shard_batch(batch: Any, ranks: int, rank: int, *, length: int | None = None)
     """
     if not isinstance(batch, Mapping) or not any(isinstance(batch.get(name), Tensor) for name in _TOKENS):
         raise PlanError(
-            f"under sp a batch of type {type(batch).__name__} cannot be cut, because nothing says where its sequences and "
-            "labels are: let the collate function return a dict with 'input_ids' of shape (batch, length), and 'labels'"
+            f"under sp a batch of type {type(batch).__name__} cannot be cut, because nothing says where its sequences "
+            "and labels are: let the collate function return a dict with 'input_ids' of shape (batch, length), 'labels'"
         )
     tokens = next(batch[name] for name in _TOKENS if isinstance(batch.get(name), Tensor))
     found = tokens.shape[1]

@@ -30,7 +30,7 @@ class SequenceInputs:
         self.names, self.positions, self.axis = names, positions, axis
 
     def __call__(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         given: Mapping[str, Any] = {**dict(zip(self.names, args, strict=False)), **kwargs}
         tokens = next((given[name] for name in ("input_ids", "inputs_embeds") if given.get(name) is not None), None)
@@ -51,16 +51,16 @@ class SequenceInputs:
     def _check(self, given: Mapping[str, Any]) -> None:
         if given.get("labels") is not None and given.get("shift_labels") is None:
             raise PlanError(
-                f"under {self.axis} labels were given, which the model would shift within this rank's part of the sequence: "
-                "shift them before it is cut, labels = accel_parallel.shift_labels(labels), and pass "
+                f"under {self.axis} labels were given, which the model would shift within this rank's part of the "
+                "sequence: shift them before it is cut, labels = accel_parallel.shift_labels(labels), and pass "
                 "model(..., labels=labels, shift_labels=labels)"
             )
         mask = given.get("attention_mask")
         if mask is None:
             return
         reason = (
-            f"under {self.axis} an attention_mask was given that is not plainly causal: only causal and full attention can "
-            "be shared. Right padding needs no mask under causal attention: leave it out and give its labels -100"
+            f"under {self.axis} an attention_mask was given that is not plainly causal: only causal and full attention "
+            "can be shared. Right padding needs no mask under causal attention: leave it out and give its labels -100"
         )
         if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.is_floating_point():
             raise PlanError(reason)

@@ -12,7 +12,7 @@ IGNORED_LABEL = -100
 
 
 def load_balanced_positions(length: int, ranks: int, rank: int, device: torch.device | str = "cpu") -> Tensor:
-    """The positions that a rank of the cp axis holds, in its order: a chunk from the start, and its mirror from the end.
+    """The positions that a rank of the cp axis holds, in its order: a chunk from the start, its mirror from the end.
 
     Under a causal mask the first positions see few and the last ones many; together every rank has equally much to do.
 
@@ -32,12 +32,12 @@ def load_balanced_positions(length: int, ranks: int, rank: int, device: torch.de
     return torch.cat([start, torch.arange(length - (rank + 1) * chunk, length - rank * chunk, device=device)])
 
 
-def shift_labels(labels_BT: Tensor) -> Tensor:
+def shift_labels(labels_bt: Tensor) -> Tensor:
     """Each position's next token, for a loss without a shift: to be made before a sequence is cut.
 
     The last position has none, and gets `IGNORED_LABEL`.
     """
-    return torch.nn.functional.pad(labels_BT[..., 1:], (0, 1), value=IGNORED_LABEL)
+    return torch.nn.functional.pad(labels_bt[..., 1:], (0, 1), value=IGNORED_LABEL)
 
 
 def shard_along(x: Tensor, dim: int, ranks: int, rank: int) -> Tensor:

@@ -24,6 +24,15 @@ def implementation_of(model: nn.Module) -> str | None:
     return name
 
 
+def missing_interface(model: nn.Module) -> list[str]:
+    """Why the attention of a transformers model cannot be replaced; empty if it can, or if it is none."""
+    if implementation_of(model) is None or hasattr(model, "set_attn_implementation"):
+        return []
+    return [
+        "the model has no set_attn_implementation, by which its attention is shared: use transformers 4.57 or newer."
+    ]
+
+
 def use_context_parallel(model: nn.Module) -> None:
     """Let a model's attention reach over the cp ranks in a `sequence_context`, and be as it was outside.
 
@@ -61,21 +70,19 @@ def use_ulysses(model: nn.Module, core_name: str, group: dist.ProcessGroup) -> N
         _refuse_window(kwargs, query.shape[2] * dist.get_world_size(group), "sp")
         kwargs.pop("position_ids", None)  # of this rank's part alone; kernels take jumps in them for several sequences
 
-        def over_whole_sequences(q_BhTD: Tensor, k_BgTD: Tensor, v_BgTD: Tensor) -> Tensor:
-            with _groups_of(module, q_BhTD.shape[1] // k_BgTD.shape[1]):
-                out_BThD: Tensor = core(module, q_BhTD, k_BgTD, v_BgTD, None, **kwargs)[0]
-            return out_BThD.transpose(1, 2)
+        def over_whole_sequences(q_bntd: Tensor, k_bmtd: Tensor, v_bmtd: Tensor) -> Tensor:
+            with _groups_of(module, q_bntd.shape[1] // k_bmtd.shape[1]):
+                out_btnd: Tensor = core(module, q_bntd, k_bmtd, v_bmtd, None, **kwargs)[0]
+            return out_btnd.transpose(1, 2)
 
         return ulysses_attention(query, key, value, over_whole_sequences, group).transpose(1, 2).contiguous(), None
 
-    _use(model, f"{_ULYSSES}_{core_name}_{group.group_name}", attention)
+    _use(model, f"{_ULYSSES}.{core_name}.{group.group_name}", attention)
 
 
 def core_of(implementation: str) -> str:
     """The attention beneath our own name for it."""
-    if not implementation.startswith(_ULYSSES):
-        return implementation
-    return implementation.removeprefix(f"{_ULYSSES}_").rpartition("_")[0]
+    return implementation.split(".")[1] if implementation.startswith(_ULYSSES) else implementation
 
 
 def _registered(name: str) -> Callable[..., Any]:
@@ -96,8 +103,8 @@ def _refuse_window(kwargs: dict[str, Any], length: int, axis: str) -> None:
     window = kwargs.get("sliding_window")
     if window is not None and window < length:
         raise PlanError(
-            f"under {axis} attention in a window of {window} positions cannot be shared, and the sequence has {length}: use "
-            f"sequences of at most {window}, or a model whose attention is plainly causal"
+            f"under {axis} attention in a window of {window} positions cannot be shared, and the sequence has "
+            f"{length}: use sequences of at most {window}, or a model whose attention is plainly causal"
         )
 
 

@@ -1,7 +1,7 @@
 """Attention over a sequence that ranks share, by exchanging: every rank computes some heads over all positions.
 
-Shape suffixes: B batch, H heads of queries, G heads of keys and values, T positions of the whole sequence, t those of
-this rank, h heads of this rank, D width of a head.
+Legend of shape suffixes: b batch, t positions of the whole sequence, s those of this rank's part, h all heads of
+queries, g all heads of keys and values, n and m those that this rank computes, d width of a head.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from accel_state.errors import PlanError
 
 
 def ulysses_attention(
-    q_BHtD: Tensor,
-    k_BGtD: Tensor,
-    v_BGtD: Tensor,
+    q_bhsd: Tensor,
+    k_bgsd: Tensor,
+    v_bgsd: Tensor,
     attention: Callable[[Tensor, Tensor, Tensor], Tensor],
     group: dist.ProcessGroup,
 ) -> Tensor:
@@ -30,9 +30,9 @@ def ulysses_attention(
     its queries belong to; their gradients are summed.
 
     Args:
-        q_BHtD, k_BGtD, v_BGtD: this rank's contiguous part of the sequence, the ranks in its order; G divides H, and the
-            number of ranks divides H.
-        attention: gets q_BhTD, k_BgTD, v_BgTD of some heads, where g divides h, and returns out_BhTD.
+        q_bhsd, k_bgsd, v_bgsd: this rank's contiguous part of the sequence, the ranks in its order; g divides h,
+            and the number of ranks divides h.
+        attention: gets q_bntd, k_bmtd, v_bmtd of some heads, where m divides n, and returns out_bntd.
         group: the ranks that share the sequence.
 
     Raises:
@@ -42,16 +42,16 @@ def ulysses_attention(
     Source: Jacobs et al. 2023 (DeepSpeed Ulysses).
     """
     ranks = dist.get_world_size(group)
-    heads, key_heads = q_BHtD.shape[1], k_BGtD.shape[1]
+    heads, key_heads = q_bhsd.shape[1], k_bgsd.shape[1]
     if heads % ranks:
         raise PlanError(f"{heads} heads cannot be dealt to sp_size={ranks}: choose an sp size that divides them")
     if heads % key_heads:
         raise PlanError(f"{heads} heads of queries cannot share {key_heads} heads of keys: their number has to divide")
     repeats = math.lcm(key_heads, ranks) // key_heads
     if repeats > 1:
-        k_BGtD, v_BGtD = (x.repeat_interleave(repeats, 1) for x in (k_BGtD, v_BGtD))
-    out_BhTD = attention(*(exchange(x, group, split=1, join=2) for x in (q_BHtD, k_BGtD, v_BGtD)))
-    return exchange(out_BhTD, group, split=2, join=1)
+        k_bgsd, v_bgsd = (x.repeat_interleave(repeats, 1) for x in (k_bgsd, v_bgsd))
+    out_bntd = attention(*(exchange(x, group, split=1, join=2) for x in (q_bhsd, k_bgsd, v_bgsd)))
+    return exchange(out_bntd, group, split=2, join=1)
 
 
 def exchange(x: Tensor, group: dist.ProcessGroup, *, split: int, join: int) -> Tensor:
@@ -65,7 +65,7 @@ def exchange(x: Tensor, group: dist.ProcessGroup, *, split: int, join: int) -> T
 
 class _Exchange(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup, split: int, join: int) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup, split: int, join: int) -> Tensor:
         ctx.inverse = group, join, split
         sent = torch.stack(x.chunk(dist.get_world_size(group), split))
         received = torch.empty_like(sent)
@@ -73,5 +73,5 @@ class _Exchange(torch.autograd.Function):
         return torch.cat(received.unbind(0), join)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         return _Exchange.apply(grad, *ctx.inverse), None, None, None

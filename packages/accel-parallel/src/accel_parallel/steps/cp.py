@@ -8,10 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from accel_parallel.plan import PlanContext
 from accel_parallel.context_block import open_context
+from accel_parallel.plan import PlanContext
 from accel_parallel.sequence_inputs import watch_inputs
-from accel_parallel.transformers_attention import CONTEXT_PARALLEL, implementation_of, use_context_parallel
+from accel_parallel.transformers_attention import (
+    CONTEXT_PARALLEL,
+    implementation_of,
+    missing_interface,
+    use_context_parallel,
+)
 from accel_state.errors import PlanError
 
 
@@ -35,19 +40,18 @@ class ContextParallel:
                 f"the model's attention is {implementation!r}, and only torch's can be shared: load it with "
                 "attn_implementation='sdpa'."
             )
-        return complaints + own_attention(model)
+        return complaints + missing_interface(model) + own_attention(model)
 
-    def apply(self, model: nn.Module, context: PlanContext, /) -> nn.Module:
+    def apply(self, model: nn.Module, _context: PlanContext, /) -> nn.Module:
         """The same model. A transformers model gets an attention by another name, and positions where it has none."""
         if implementation_of(model) == "sdpa":
             use_context_parallel(model)
         watch_inputs(model, _positions_in_context, "cp")
-        hooks = [hook for module in model.modules() for hook in module._forward_hooks.values()]  # noqa: SLF001 - no public way
-        if _require_attention not in hooks:
+        if not any(_require_attention in module._forward_hooks.values() for module in model.modules()):  # noqa: SLF001
             model.register_forward_hook(_require_attention)
         return model
 
-    def describe(self, model: nn.Module | None, context: PlanContext, /) -> str:
+    def describe(self, _model: nn.Module | None, context: PlanContext, /) -> str:
         """Over how many ranks, and how."""
         ranks = axis_ranks(context, "cp")
         how = {"allgather": "gathered from all ranks", "alltoall": "passed on from rank to rank"}[self.rotation]
@@ -61,8 +65,9 @@ class ContextParallel:
 def context_parallel(rotation: str = "allgather") -> ContextParallel:
     """The step for models that train inside `sequence_context`, in which each rank holds a part of each sequence.
 
-    Gradients of parts are averaged over the cp axis by the steps `ddp` and `fully_shard_blocks`, so a loss that is a mean
-    over this rank's tokens has to weigh as all others: see `NativeEngine.backward`.
+    Gradients of parts are averaged over the cp axis by the steps `ddp` and `fully_shard_blocks`. A rank's mean is not
+    that of all tokens where parts hold unequally many labels, as they do after a shift: sum the loss over the labels,
+    and divide by their number on all ranks times the ranks.
 
     Args:
         rotation: how keys and values travel, for `explain`; the context decides.
@@ -90,8 +95,8 @@ def own_attention(model: nn.Module) -> list[str]:
     if not found:
         return []
     return [
-        f"{found[0] or 'the model'} is a torch.nn.MultiheadAttention, which computes the scores of this rank's tokens by "
-        "itself: use a module that calls scaled_dot_product_attention."
+        f"{found[0] or 'the model'} is a torch.nn.MultiheadAttention, which computes the scores of this rank's tokens "
+        "by itself: use a module that calls scaled_dot_product_attention."
     ]
 
 
@@ -104,6 +109,6 @@ def _require_attention(module: nn.Module, _args: Any, _output: Any) -> None:
     context = open_context()
     if context is not None and context.attention_calls == 0:
         raise PlanError(
-            f"{type(module).__name__} ran under cp and called no scaled_dot_product_attention, so its attention, if it has "
-            "one, saw only this rank's tokens: compute it by torch.nn.functional.scaled_dot_product_attention"
+            f"{type(module).__name__} ran under cp and called no scaled_dot_product_attention, so its attention, if it "
+            "has one, saw only this rank's tokens: compute it by torch.nn.functional.scaled_dot_product_attention"
         )

@@ -14,7 +14,7 @@ from accel_parallel.axis_handlers import SP_ATTENTIONS
 from accel_parallel.plan import PlanContext
 from accel_parallel.sequence_inputs import watch_inputs
 from accel_parallel.steps.cp import axis_ranks, missing_axis, own_attention
-from accel_parallel.transformers_attention import core_of, implementation_of, use_ulysses
+from accel_parallel.transformers_attention import core_of, implementation_of, missing_interface, use_ulysses
 from accel_parallel.ulysses import ulysses_attention
 
 
@@ -46,8 +46,10 @@ class SequenceParallel:
             )
         heads, ranks = getattr(getattr(model, "config", None), "num_attention_heads", None), axis_ranks(context, "sp")
         if isinstance(heads, int) and heads % ranks:
-            complaints.append(f"{heads} attention heads cannot be dealt to {ranks} ranks: choose an sp size that divides.")
-        return complaints + own_attention(model)
+            complaints.append(
+                f"{heads} attention heads cannot be dealt to {ranks} ranks: choose an sp size that divides."
+            )
+        return complaints + missing_interface(model) + own_attention(model)
 
     def apply(self, model: nn.Module, context: PlanContext, /) -> nn.Module:
         """The same model. Every forward from now on takes this rank's part of sequences."""
@@ -70,8 +72,8 @@ class SequenceParallel:
         ranks = axis_ranks(context, "sp")
         core = "" if model is None or implementation_of(model) is None else f" ({self._core_of(model)})"
         return (
-            f"sequences shared over {ranks} ranks; around each attention{core} queries, keys, values and its result are "
-            f"exchanged, {ranks - 1}/{ranks} of each, in forward and backward"
+            f"sequences shared over {ranks} ranks; around each attention{core} queries, keys, values and its result "
+            f"are exchanged, {ranks - 1}/{ranks} of each, in forward and backward"
         )
 
     def _core_of(self, model: nn.Module) -> str | None:
@@ -122,10 +124,10 @@ class _SharedAttention:
     ) -> Tensor:
         """torch's attention over whole sequences, for this rank's heads."""
 
-        def attention(q_BhTD: Tensor, k_BgTD: Tensor, v_BgTD: Tensor) -> Tensor:
-            has_groups = k_BgTD.shape[1] != q_BhTD.shape[1]
+        def attention(q_bntd: Tensor, k_bmtd: Tensor, v_bmtd: Tensor) -> Tensor:
+            has_groups = k_bmtd.shape[1] != q_bntd.shape[1]
             return nn.functional.scaled_dot_product_attention(
-                q_BhTD, k_BgTD, v_BgTD, None, dropout_p, is_causal, scale=scale, enable_gqa=has_groups
+                q_bntd, k_bmtd, v_bmtd, None, dropout_p, is_causal, scale=scale, enable_gqa=has_groups
             )
 
         return ulysses_attention(q, k, v, attention, self.group)
@@ -135,9 +137,10 @@ class _SharedAttention:
 
 
 def _share_attention(model: nn.Module, group: dist.ProcessGroup) -> None:
-    hooks = [hook for module in model.modules() for hook in module._forward_pre_hooks.values()]  # noqa: SLF001 - no public way
-    if any(isinstance(getattr(hook, "__self__", None), _SharedAttention) for hook in hooks):
-        return
+    for module in model.modules():
+        hooks = module._forward_pre_hooks.values()  # noqa: SLF001 - no public way
+        if any(isinstance(getattr(hook, "__self__", None), _SharedAttention) for hook in hooks):
+            return
     shared = _SharedAttention(group)
     for module in model.modules():
         if module is model or (any(module.children()) and not isinstance(module, nn.ModuleList | nn.ModuleDict)):
