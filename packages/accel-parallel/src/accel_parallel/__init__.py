@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .clipping import clip_grad_norm_ as clip_grad_norm_
     from .clipping import clip_grad_value_ as clip_grad_value_
     from .clipping import total_norm as total_norm
+    from .context_block import sequence_context as sequence_context
     from .ddp_kwargs import DDPCommunicationHookType as DDPCommunicationHookType
     from .ddp_kwargs import DistributedDataParallelKwargs as DistributedDataParallelKwargs
     from .engines.base import Engine as Engine
@@ -39,20 +40,29 @@ if TYPE_CHECKING:
     from .plan import Plan as Plan
     from .plan import PlanContext as PlanContext
     from .plan import Step as Step
+    from .ring import Ring as Ring
+    from .ring import ring_attention as ring_attention
     from .scheduler import AcceleratedScheduler as AcceleratedScheduler
+    from .sequence_batches import ShardBatch as ShardBatch
+    from .sequence_batches import shard_batch as shard_batch
+    from .sequence_shards import load_balanced_positions as load_balanced_positions
+    from .sequence_shards import shift_labels as shift_labels
     from .state_dicts import full_state_dict as full_state_dict
     from .state_dicts import model_has_dtensor as model_has_dtensor
+    from .steps.cp import context_parallel as context_parallel
     from .steps.ddp import ddp as ddp
     from .steps.fsdp1 import fsdp1 as fsdp1
     from .steps.fsdp2 import fsdp2 as fsdp2
     from .steps.fsdp2 import fully_shard_blocks as fully_shard_blocks
     from .steps.single import single as single
+    from .steps.sp import sequence_parallel as sequence_parallel
     from .steps.tp import is_tensor_parallel as is_tensor_parallel
     from .steps.tp import tensor_parallel as tensor_parallel
     from .sync import join_uneven_inputs as join_uneven_inputs
     from .sync import no_sync as no_sync
     from .sync import trigger_sync_in_backward as trigger_sync_in_backward
     from .sync import waits_for_ranks as waits_for_ranks
+    from .ulysses import ulysses_attention as ulysses_attention
     from .unwrap import extract_model_from_parallel as extract_model_from_parallel
     from .unwrap import is_compiled_module as is_compiled_module
 
@@ -88,8 +98,15 @@ __getattr__, __dir__, __all__ = lazy_exports(
             "FSDP2_STATE_DICT_TYPE",
         ],
         "steps.tp": ["is_tensor_parallel", "tensor_parallel"],
+        "steps.cp": ["context_parallel"],
+        "steps.sp": ["sequence_parallel"],
         "steps.fsdp1": ["fsdp1"],
         "steps.fsdp2": ["fsdp2", "fully_shard_blocks"],
+        "context_block": ["sequence_context"],
+        "sequence_shards": ["load_balanced_positions", "shift_labels"],
+        "sequence_batches": ["ShardBatch", "shard_batch"],
+        "ring": ["Ring", "ring_attention"],
+        "ulysses": ["ulysses_attention"],
         "state_dicts": ["full_state_dict", "model_has_dtensor"],
         "unwrap": ["extract_model_from_parallel", "is_compiled_module"],
     },

@@ -507,6 +507,29 @@ class Accelerator:
         """A block whose next backward reduces gradients although its forward ran under `no_sync`."""
         return accel_parallel.trigger_sync_in_backward(model)
 
+    def maybe_context_parallel(
+        self,
+        buffers: list[Tensor] | None = None,
+        buffer_seq_dims: list[int] | None = None,
+        no_restore_buffers: set[Tensor] | None = None,
+    ) -> AbstractContextManager[None]:
+        """A block for one forward and backward in which ranks of the cp axis share sequences; harmless without cp.
+
+        Inside, `buffers` hold this rank's part, and attention sees whole sequences: see `sequence_context`. To be made
+        anew for each batch.
+
+        Args:
+            buffers: all tensors along the sequence: tokens, labels shifted by one before, positions. They are cut in
+                place and restored at the end.
+            buffer_seq_dims: the dim of each along which its sequence runs.
+            no_restore_buffers: those of `buffers` that stay cut.
+
+        Raises:
+            SettingError: numbers of buffers and dims differ, or `no_restore_buffers` has others; it is a ValueError.
+            PlanError: sequences that cannot be dealt to the ranks.
+        """
+        return parallelism.shared_sequences(self.state, buffers, buffer_seq_dims, no_restore_buffers)
+
     def autocast(self, autocast_handler: AutocastKwargs | None = None) -> AbstractContextManager[None]:
         """A block that computes in this precision; the handler given here beats the constructor's.
 

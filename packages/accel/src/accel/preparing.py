@@ -19,6 +19,8 @@ import accel_precision
 import accel_state
 from accel_state.errors import SettingError
 
+from .parallelism import batch_transform
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -79,10 +81,14 @@ def model_plan(accelerator: Accelerator, *, place: bool, evaluation_mode: bool) 
         steps.append(accel_precision.fp8_step(accelerator.policy.fp8))
     if config is not None and config.tp_enabled:
         steps.append(accel_parallel.tensor_parallel(config.tp_handler.plan))
+    if config is not None and config.cp_enabled:
+        steps.append(accel_parallel.context_parallel(config.cp_handler.cp_comm_strategy))
+    if config is not None and config.sp_enabled:
+        steps.append(accel_parallel.sequence_parallel(config.sp_handler.sp_attn_implementation))
     if not evaluation_mode:
         if plugin is not None:
             steps.append(accel_parallel.fsdp2(plugin) if plugin.fsdp_version == 2 else accel_parallel.fsdp1(plugin))
-        elif accelerator.use_distributed and (config is None or config.data_parallel_size > 1):
+        elif accelerator.use_distributed and (config is None or config.loss_dim_names):
             steps.append(accel_parallel.ddp(accelerator.ddp_handler))
     steps.append(accel_precision.autocast_step(accelerator.policy, accelerator.autocast_handler))
     return accel_parallel.Plan(steps)
@@ -236,6 +242,7 @@ def prepare_data_loader(
             if not _known(known, loader):
                 known.append(loader)
                 loader.ranks_will_meet = partial(_will_meet, weakref.ref(accelerator.registry))
+                loader.transform = batch_transform(accelerator.state)
             return loader
         loader = loader.base_dataloader  # of another run: cut anew, as this one's settings say
     config = accelerator.dataloader_config
@@ -259,6 +266,7 @@ def prepare_data_loader(
         gradient_state=accelerator.gradient_state,
     )
     prepared.ranks_will_meet = partial(_will_meet, weakref.ref(accelerator.registry))
+    prepared.transform = batch_transform(accelerator.state)
     known.append(prepared)
     return prepared
 
