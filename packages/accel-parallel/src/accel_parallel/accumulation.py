@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from types import TracebackType
@@ -14,6 +13,7 @@ from accel_state import GradientState, KwargsHandler
 from accel_state.errors import SettingError
 from accel_state.settings import setting
 
+from .item_weights import ItemWindow
 from .sync import pause_of
 
 
@@ -82,15 +82,24 @@ class Accumulation:
 class AccumulationBlock:
     """One counter. Re-usable and, for the same models, re-entrant; made by `Accumulation.block`."""
 
-    __slots__ = ("_count", "_open", "_pauses", "_state")
+    __slots__ = ("_count", "_open", "_outer", "_pauses", "_state", "window")
 
-    def __init__(self, gradient_state: GradientState, models: Sequence[nn.Module]) -> None:
+    def __init__(self, gradient_state: GradientState, models: tuple[nn.Module, ...]) -> None:
         self._state, self._count = gradient_state, 0
+        self.window = ItemWindow(models)
+        self._outer: list[Any] = []
         self._pauses = [pause for pause in map(pause_of, models) if pause is not None]
         self._open: list[AbstractContextManager[Any] | None] = []
 
     def __enter__(self) -> None:
         state = self._state
+        window = self.window
+        if self._count:
+            window.next_step()
+        else:
+            window.begin()
+        self._outer.append(state.window)
+        state.window = window
         count = self._count + 1
         is_update = count >= state.num_steps or (state.end_of_dataloader and state.sync_with_dataloader)
         self._count = 0 if is_update else count
@@ -101,6 +110,7 @@ class AccumulationBlock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._state.window = self._outer.pop()
         if self._pauses:
             pause = self._open.pop()
             if pause is not None:

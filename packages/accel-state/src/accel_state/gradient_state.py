@@ -28,6 +28,8 @@ class GradientState:
 
     sync_gradients: bool
     plugin_kwargs: dict[str, Any]
+    window: Any
+    """The accumulation window that the block at hand belongs to; None outside of blocks."""
 
     def __new__(cls, gradient_accumulation_plugin: AccumulationPlugin | None = None) -> GradientState:
         current = cls._live()
@@ -43,6 +45,7 @@ class GradientState:
 
     def _fill(self, plugin_kwargs: dict[str, Any]) -> None:
         self.sync_gradients = True
+        self.window = None
         self.plugin_kwargs = plugin_kwargs
         self._loaders: list[weakref.ref[Any]] = []
         self._is_xla_gradients_synced = False
