@@ -47,6 +47,7 @@ class GradientState:
         self.sync_gradients = True
         self.window = None
         self.plugin_kwargs = plugin_kwargs
+        self.passes = 0  # how many times a loader began to be read
         self._loaders: list[weakref.ref[Any]] = []
         self._is_xla_gradients_synced = False
 
@@ -94,6 +95,7 @@ class GradientState:
     def _add_dataloader(self, dataloader: Any) -> None:
         """Called by a loader when its iteration begins; held weakly."""
         self._loaders.append(weakref.ref(dataloader))
+        self.passes += 1
 
     def _remove_dataloader(self, dataloader: Any) -> None:
         """Called by a loader when its iteration ends, also by `break` or an exception."""
