@@ -80,6 +80,8 @@ def model_plan(accelerator: Accelerator, *, place: bool, evaluation_mode: bool) 
     if config is not None and config.tp_enabled:
         steps.append(accel_parallel.tensor_parallel(config.tp_handler.plan))
     if not evaluation_mode:
+        if plugin is not None and plugin.activation_checkpointing:
+            steps.append(accel_parallel.checkpointing_of(plugin))
         if plugin is not None:
             steps.append(accel_parallel.fsdp2(plugin) if plugin.fsdp_version == 2 else accel_parallel.fsdp1(plugin))
         elif accelerator.use_distributed and (config is None or config.data_parallel_size > 1):
