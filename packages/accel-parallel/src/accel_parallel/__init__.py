@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from .sequence_shards import shift_labels as shift_labels
     from .state_dicts import full_state_dict as full_state_dict
     from .state_dicts import model_has_dtensor as model_has_dtensor
+    from .steps.activation_checkpointing import activation_checkpointing as activation_checkpointing
+    from .steps.activation_checkpointing import checkpointing_of as checkpointing_of
     from .steps.cp import context_parallel as context_parallel
     from .steps.ddp import ddp as ddp
     from .steps.fsdp1 import fsdp1 as fsdp1
@@ -72,6 +74,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "plan": ["Plan", "PlanContext", "Step", "SLOTS"],
         "steps.single": ["single"],
         "steps.ddp": ["ddp"],
+        "steps.activation_checkpointing": ["activation_checkpointing", "checkpointing_of"],
         "engines.base": ["Engine", "Prepared"],
         "engines.native": ["NativeEngine"],
         "optimizer": ["AcceleratedOptimizer", "move_to_device"],

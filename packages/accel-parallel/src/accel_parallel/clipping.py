@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.utils import clip_grad_value_ as torch_clip_grad_value_
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
@@ -38,7 +38,7 @@ def clip_grad_norm_(
     """
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     grads = [p.grad for p in parameters if p.grad is not None]
-    norm = _norm_of(grads, norm_type, error_if_nonfinite, foreach)
+    norm = norm_of(grads, norm_type, error_if_nonfinite, foreach)
     for group in _by_mesh(parameters):
         clip_grads_with_norm_(group, max_norm, norm, foreach)
     return norm
@@ -47,11 +47,28 @@ def clip_grad_norm_(
 def total_norm(parameters: Tensor | Iterable[Tensor], norm_type: float = 2.0) -> Tensor:
     """The norm that `clip_grad_norm_` would return, without changing anything."""
     parameters = [parameters] if isinstance(parameters, Tensor) else parameters
-    return _norm_of([p.grad for p in parameters if p.grad is not None], norm_type, False, None)
+    return norm_of([p.grad for p in parameters if p.grad is not None], norm_type)
+
+
+def norm_of(
+    grads: Sequence[Tensor], norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None
+) -> Tensor:
+    """The norm of these tensors as one vector; sharded ones count as a whole, on whichever mesh."""
+    if all(type(grad) is Tensor for grad in grads):
+        return get_total_norm(grads, norm_type, error_if_nonfinite, foreach)
+    groups: dict[Any, list[Tensor]] = {}
+    for grad in grads:
+        groups.setdefault(getattr(grad, "device_mesh", None), []).append(grad)
+    norms = [get_total_norm(group, norm_type, False, foreach) for group in groups.values()]
+    whole: list[Tensor] = [norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in norms]
+    norm: Tensor = torch.linalg.vector_norm(torch.stack([part.to(whole[0].device) for part in whole]), norm_type)
+    if error_if_nonfinite and not bool(norm.isfinite()):
+        raise RuntimeError(f"the gradient norm of order {norm_type} is {norm.item()}: look for overflow in the loss.")
+    return norm
 
 
 def flat_model_of(
-    parameters: Sequence[Tensor], models: Iterable[FullyShardedDataParallel]
+    parameters: Sequence[Tensor], models: Iterable[nn.Module]
 ) -> FullyShardedDataParallel | None:
     """The model under FSDP version 1 whose parameters these are; only it knows which gradients are parts of others.
 
@@ -60,6 +77,8 @@ def flat_model_of(
     """
     given = {id(parameter) for parameter in parameters}
     for model in models:
+        if not isinstance(model, FullyShardedDataParallel):
+            continue
         own = {id(parameter) for parameter in model.parameters()}
         if own == given:
             return model
@@ -76,20 +95,6 @@ def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float, *
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     for group in _by_mesh(parameters):
         torch_clip_grad_value_(group, clip_value, foreach)
-
-
-def _norm_of(grads: Sequence[Tensor], norm_type: float, error_if_nonfinite: bool, foreach: bool | None) -> Tensor:
-    if all(type(grad) is Tensor for grad in grads):
-        return get_total_norm(grads, norm_type, error_if_nonfinite, foreach)
-    groups: dict[Any, list[Tensor]] = {}
-    for grad in grads:
-        groups.setdefault(getattr(grad, "device_mesh", None), []).append(grad)
-    norms = [get_total_norm(group, norm_type, False, foreach) for group in groups.values()]
-    whole: list[Tensor] = [norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in norms]
-    norm: Tensor = torch.linalg.vector_norm(torch.stack([part.to(whole[0].device) for part in whole]), norm_type)
-    if error_if_nonfinite and not bool(norm.isfinite()):
-        raise RuntimeError(f"the gradient norm of order {norm_type} is {norm.item()}: look for overflow in the loss.")
-    return norm
 
 
 def _by_mesh(parameters: Sequence[Tensor]) -> list[list[Tensor]]:

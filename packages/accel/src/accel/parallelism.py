@@ -79,12 +79,11 @@ def choose(fsdp_plugin: Any, torch_tp_plugin: Any, parallelism_config: Any, mixe
 
 def _refuse_what_has_no_step(plugin: Any, config: Any, mixed_precision: str) -> None:
     """Refuse what is asked for beside sharding and has not been built."""
-    for name in ("activation_checkpointing", "activation_checkpointing_offload"):
-        if plugin is not None and getattr(plugin, name):
-            raise SettingError(
-                f"fsdp_plugin with {name}=True: no step does that yet. Leave it out, and wrap blocks by "
-                "torch.utils.checkpoint in the model where memory is short"
-            )
+    if plugin is not None and plugin.activation_checkpointing_offload and not plugin.activation_checkpointing:
+        raise SettingError(
+            "fsdp_plugin with activation_checkpointing_offload=True says where checkpointed activations go, and "
+            "activation_checkpointing is False: set both, or neither"
+        )
     if mixed_precision == "fp8" and (plugin is not None or (config is not None and config.tp_enabled)):
         raise SettingError(
             "mixed_precision='fp8' beside FSDP or tensor parallelism: 8-bit layers were not shown to be right once "

@@ -86,6 +86,8 @@ def model_plan(accelerator: Accelerator, *, place: bool, evaluation_mode: bool) 
     if config is not None and config.sp_enabled:
         steps.append(accel_parallel.sequence_parallel(config.sp_handler.sp_attn_implementation))
     if not evaluation_mode:
+        if plugin is not None and plugin.activation_checkpointing:
+            steps.append(accel_parallel.checkpointing_of(plugin))
         if plugin is not None:
             steps.append(accel_parallel.fsdp2(plugin) if plugin.fsdp_version == 2 else accel_parallel.fsdp1(plugin))
         elif accelerator.use_distributed and (config is None or config.loss_dim_names):
