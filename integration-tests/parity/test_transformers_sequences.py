@@ -81,7 +81,7 @@ def refusals(axis: str):
     from transformers import MistralConfig, MistralForCausalLM
 
     from accel import Accelerator
-    from accel_parallel import ParallelismConfig
+    from accel_parallel import ParallelismConfig, shard_batch
     from accel_state.errors import PlanError
 
     accelerator = Accelerator(cpu=True, parallelism_config=ParallelismConfig(**{f"{axis}_size": 2}))
@@ -96,7 +96,19 @@ def refusals(axis: str):
     if axis == "cp":
         with torch.no_grad():
             assert torch.equal(model(ids, attention_mask=padding).logits, llama()(ids, attention_mask=padding).logits)
-    said = []
+    whole = {"input_ids": torch.arange(16).reshape(1, 16), "attention_mask": torch.ones(1, 16, dtype=torch.long)}
+    whole["attention_mask"][0, -1] = 0  # of which one rank alone has a part
+
+    def with_padding():
+        if axis == "sp":
+            shard_batch(whole, 2, accelerator.process_index)
+        with accelerator.maybe_context_parallel(list(whole.values()), [1, 1]):
+            model(**whole)
+
+    try:
+        with_padding()
+    except PlanError as error:
+        said = [str(error)]
     for call in (
         lambda: model(ids, labels=ids),
         lambda: model(ids, attention_mask=padding),
@@ -114,10 +126,10 @@ def refusals(axis: str):
 
 @pytest.mark.parametrize("axis", ["cp", "sp"])
 def test_calls_that_would_go_wrong_are_refused(axis):
-    for labels, padding, mask, window, eager in run_ranks(refusals, 2, axis):
+    for uneven, labels, padding, mask, window, eager in run_ranks(refusals, 2, axis):
         assert f"under {axis} labels were given" in labels
         assert "shift_labels=labels" in labels
         assert f"under {axis} an attention_mask was given that is not plainly causal" in padding
-        assert padding == mask
+        assert uneven == padding == mask
         assert f"under {axis} attention in a window of 4 positions cannot be shared, and the sequence has 16" in window
         assert "the model's attention is 'eager'" in eager

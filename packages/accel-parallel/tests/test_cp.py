@@ -237,6 +237,43 @@ def test_multi_head_attention_of_torch_is_refused_where_it_is_called():
         attention(x, x, x)
 
 
+@pytest.mark.parametrize("rotation", ["allgather", "alltoall"])
+def test_on_cuda_torch_is_called_as_it_says(monkeypatch, rotation):
+    import inspect
+    from contextlib import nullcontext
+
+    import torch.distributed.tensor.experimental as experimental
+    from torch.distributed.tensor.experimental import _attention
+
+    from accel_parallel import sequence_context
+    from accel_parallel.context_block import open_context
+
+    class Mesh:
+        device_type = "cuda"
+
+        def size(self):
+            return 2
+
+        def get_group(self):
+            return None
+
+    calls, rotations = [], []
+    signature = inspect.signature(experimental.context_parallel)
+
+    def recorded(*args, **kwargs):
+        calls.append(signature.bind(*args, **kwargs).arguments)
+        return nullcontext()
+
+    monkeypatch.setattr(experimental, "context_parallel", recorded)
+    monkeypatch.setattr(_attention, "set_rotate_method", rotations.append)
+    mesh, x = Mesh(), torch.arange(8)
+    with sequence_context(mesh, [x], [0], {x}, rotation=rotation):
+        assert open_context().attention_calls is None
+    assert open_context() is None
+    assert calls == [{"mesh": mesh, "buffers": [x], "buffer_seq_dims": [0], "no_restore_buffers": {x}}]
+    assert rotations == [rotation]
+
+
 # ---------------------------------------------------------------- the step
 
 

@@ -97,6 +97,11 @@ def test_labels_are_shifted_before_a_batch_is_cut():
         (torch.ones(2, 8), None, "batch of type Tensor cannot be cut.*dict with 'input_ids'"),
         ({"tokens": torch.ones(2, 8)}, None, "batch of type dict cannot be cut"),
         ({"input_ids": torch.ones(2, 7)}, None, "7 positions cannot be dealt to sp_size=2 evenly.*such as 8"),
+        (
+            {"input_ids": torch.ones(1, 4), "attention_mask": torch.tensor([[1, 1, 1, 0]])},
+            None,
+            "attention_mask was given that is not plainly causal",
+        ),
         ({"input_ids": torch.ones(2, 8)}, 16, "sequences of 8 positions, and sp_seq_length=16 is fixed"),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -27,11 +27,13 @@ class OpenContext:
         ring: the ranks that share the sequence.
         length: of the whole sequence; None where nothing was cut here, so that it is not known.
         attention_calls: how often attention was computed over all ranks; None where torch does that.
+        originals: by the identity of a buffer, what it was before it was cut; empty where torch cut it.
     """
 
     ring: Ring
     length: int | None
     attention_calls: int | None = 0
+    originals: dict[int, Tensor] = field(default_factory=dict)
 
     def positions(self, local_length: int, device: torch.device) -> Tensor:
         """The places in the sequence of this rank's tokens.
@@ -138,6 +140,7 @@ def _cut(buffers: list[Tensor], dims: list[int], kept: set[int], context: OpenCo
     for buffer, dim in zip(originals, dims, strict=True):
         positions = context.positions(buffer.shape[dim] // context.ring.size, buffer.device)
         shards.append(buffer.index_select(dim, positions))
+    context.originals = {id(buffer): original for buffer, original in zip(buffers, originals, strict=True)}
     for buffer, shard in zip(buffers, shards, strict=True):
         _point(buffer, shard)
     try:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from accel_state.errors import PlanError
 
+from .sequence_inputs import refuse_padding
 from .sequence_shards import shard_along, shift_labels
 
 _TOKENS = ("input_ids", "inputs_embeds")
@@ -45,7 +46,8 @@ def shard_batch(batch: Any, ranks: int, rank: int, *, length: int | None = None)
         length: that sequences have to have; None takes any that can be dealt.
 
     Raises:
-        PlanError: another kind of batch, another length, or one that cannot be dealt evenly.
+        PlanError: another kind of batch, another length, one that cannot be dealt evenly, or an `attention_mask` with
+            zeros.
 
     Cost: a copy of the part.
     """
@@ -62,6 +64,8 @@ def shard_batch(batch: Any, ranks: int, rank: int, *, length: int | None = None)
             "sp_seq_length_is_variable=True"
         )
     whole = dict(batch)
+    if whole.get("attention_mask") is not None:
+        refuse_padding(whole["attention_mask"], "sp")
     if whole.get("labels") is not None:
         whole["shift_labels"] = shift_labels(whole.pop("labels"))
     if whole.get("position_ids") is None:

@@ -24,10 +24,11 @@ class SequenceInputs:
         names: of forward's parameters, in their order.
         positions: where this rank's tokens are.
         axis: "cp" or "sp", for messages.
+        whole: from a tensor of this rank's part to that of all, where it is known: ranks refuse the same then.
     """
 
-    def __init__(self, names: tuple[str, ...], positions: Positions, axis: str) -> None:
-        self.names, self.positions, self.axis = names, positions, axis
+    def __init__(self, names: tuple[str, ...], positions: Positions, axis: str, whole: Callable[[Any], Any]) -> None:
+        self.names, self.positions, self.axis, self.whole = names, positions, axis, whole
 
     def __call__(
         self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -55,28 +56,33 @@ class SequenceInputs:
                 "sequence: shift them before it is cut, labels = accel_parallel.shift_labels(labels), and pass "
                 "model(..., labels=labels, shift_labels=labels)"
             )
-        mask = given.get("attention_mask")
-        if mask is None:
-            return
-        reason = (
-            f"under {self.axis} an attention_mask was given that is not plainly causal: only causal and full attention "
-            "can be shared. Right padding needs no mask under causal attention: leave it out and give its labels -100"
-        )
-        if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.is_floating_point():
+        if given.get("attention_mask") is not None:
+            refuse_padding(self.whole(given["attention_mask"]), self.axis)
+
+
+def refuse_padding(mask: Any, axis: str) -> None:
+    """Raise for a mask that says anything, on the CPU at once; on an accelerator the kernel fails, without a wait."""
+    reason = (
+        f"under {axis} an attention_mask was given that is not plainly causal: only causal and full attention can be "
+        "shared. Right padding needs no mask under causal attention: leave it out and give its labels -100"
+    )
+    if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.is_floating_point():
+        raise PlanError(reason)
+    if mask.device.type == "cpu":
+        if not mask.all():
             raise PlanError(reason)
-        if mask.device.type == "cpu":
-            if not mask.all():
-                raise PlanError(reason)
-        else:
-            torch._assert_async(mask.all(), reason)  # noqa: SLF001 - the only check without waiting for the device
+    else:
+        torch._assert_async(mask.all(), reason)  # noqa: SLF001 - the only check without waiting for the device
 
 
-def watch_inputs(model: nn.Module, positions: Positions, axis: str) -> None:
+def watch_inputs(
+    model: nn.Module, positions: Positions, axis: str, whole: Callable[[Any], Any] = lambda part: part
+) -> None:
     """Put the hook on the outermost module that takes positions or labels; a model without such a one stays alone."""
     for module in model.modules():
         if any(isinstance(hook, SequenceInputs) for hook in module._forward_pre_hooks.values()):  # noqa: SLF001
             return
         names = tuple(inspect.signature(module.forward).parameters)
         if any(name in names for name in _TELLING):
-            module.register_forward_pre_hook(SequenceInputs(names, positions, axis), with_kwargs=True)
+            module.register_forward_pre_hook(SequenceInputs(names, positions, axis, whole), with_kwargs=True)
             return

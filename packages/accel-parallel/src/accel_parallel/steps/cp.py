@@ -46,7 +46,7 @@ class ContextParallel:
         """The same model. A transformers model gets an attention by another name, and positions where it has none."""
         if implementation_of(model) == "sdpa":
             use_context_parallel(model)
-        watch_inputs(model, _positions_in_context, "cp")
+        watch_inputs(model, _positions_in_context, "cp", _uncut)
         if not any(_require_attention in module._forward_hooks.values() for module in model.modules()):  # noqa: SLF001
             model.register_forward_hook(_require_attention)
         return model
@@ -103,6 +103,11 @@ def own_attention(model: nn.Module) -> list[str]:
 def _positions_in_context(local_length: int, device: torch.device) -> Tensor | None:
     context = open_context()
     return None if context is None else context.positions(local_length, device)
+
+
+def _uncut(buffer: Any) -> Any:
+    context = open_context()
+    return buffer if context is None else context.originals.get(id(buffer), buffer)
 
 
 def _require_attention(module: nn.Module, _args: Any, _output: Any) -> None:
