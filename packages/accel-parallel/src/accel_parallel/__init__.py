@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from .clipping import total_norm as total_norm
     from .ddp_kwargs import DDPCommunicationHookType as DDPCommunicationHookType
     from .ddp_kwargs import DistributedDataParallelKwargs as DistributedDataParallelKwargs
+    from .dynamo_plugin import DynamoBackend as DynamoBackend
+    from .dynamo_plugin import TorchDynamoPlugin as TorchDynamoPlugin
     from .engines.base import Engine as Engine
     from .engines.base import Prepared as Prepared
     from .engines.native import NativeEngine as NativeEngine
@@ -44,6 +46,12 @@ if TYPE_CHECKING:
     from .state_dicts import model_has_dtensor as model_has_dtensor
     from .steps.activation_checkpointing import activation_checkpointing as activation_checkpointing
     from .steps.activation_checkpointing import checkpointing_of as checkpointing_of
+    from .steps.compiling import compile_blocks as compile_blocks
+    from .steps.compiling import compile_model as compile_model
+    from .steps.compiling import compile_regions as compile_regions
+    from .steps.compiling import compile_regions_deepspeed as compile_regions_deepspeed
+    from .steps.compiling import compile_regions_fsdp2 as compile_regions_fsdp2
+    from .steps.compiling import compiling_of as compiling_of
     from .steps.ddp import ddp as ddp
     from .steps.fsdp1 import fsdp1 as fsdp1
     from .steps.fsdp2 import fsdp2 as fsdp2
@@ -56,6 +64,7 @@ if TYPE_CHECKING:
     from .sync import trigger_sync_in_backward as trigger_sync_in_backward
     from .sync import waits_for_ranks as waits_for_ranks
     from .unwrap import extract_model_from_parallel as extract_model_from_parallel
+    from .unwrap import has_compiled_regions as has_compiled_regions
     from .unwrap import is_compiled_module as is_compiled_module
 
 __getattr__, __dir__, __all__ = lazy_exports(
@@ -94,6 +103,15 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "steps.fsdp1": ["fsdp1"],
         "steps.fsdp2": ["fsdp2", "fully_shard_blocks"],
         "state_dicts": ["full_state_dict", "model_has_dtensor"],
-        "unwrap": ["extract_model_from_parallel", "is_compiled_module"],
+        "unwrap": ["extract_model_from_parallel", "has_compiled_regions", "is_compiled_module"],
+        "dynamo_plugin": ["DynamoBackend", "TorchDynamoPlugin"],
+        "steps.compiling": [
+            "compile_blocks",
+            "compile_model",
+            "compile_regions",
+            "compile_regions_deepspeed",
+            "compile_regions_fsdp2",
+            "compiling_of",
+        ],
     },
 )
