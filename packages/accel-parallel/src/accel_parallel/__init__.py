@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .fsdp_plugin import FSDP_SHARDING_STRATEGY as FSDP_SHARDING_STRATEGY
     from .fsdp_plugin import FSDP_STATE_DICT_TYPE as FSDP_STATE_DICT_TYPE
     from .fsdp_plugin import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin
+    from .local_sgd import LocalSGD as LocalSGD
     from .meshes import data_parallel_size as data_parallel_size
     from .meshes import fsdp_mesh as fsdp_mesh
     from .meshes import loss_group as loss_group
@@ -89,6 +90,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
             "DeepSpeedSequenceParallelConfig",
             "TorchTensorParallelPlugin",
         ],
+        "local_sgd": ["LocalSGD"],
         "parallelism": ["ParallelismConfig"],
         "meshes": ["data_parallel_size", "loss_group", "loss_size", "fsdp_mesh"],
         "fsdp_plugin": [
