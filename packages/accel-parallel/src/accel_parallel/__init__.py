@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from .context_block import sequence_context as sequence_context
     from .ddp_kwargs import DDPCommunicationHookType as DDPCommunicationHookType
     from .ddp_kwargs import DistributedDataParallelKwargs as DistributedDataParallelKwargs
+    from .dynamo_plugin import DynamoBackend as DynamoBackend
+    from .dynamo_plugin import TorchDynamoPlugin as TorchDynamoPlugin
     from .engines.base import Engine as Engine
     from .engines.base import Prepared as Prepared
     from .engines.native import NativeEngine as NativeEngine
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from .fsdp_plugin import FSDP_SHARDING_STRATEGY as FSDP_SHARDING_STRATEGY
     from .fsdp_plugin import FSDP_STATE_DICT_TYPE as FSDP_STATE_DICT_TYPE
     from .fsdp_plugin import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin
+    from .local_sgd import LocalSGD as LocalSGD
     from .meshes import data_parallel_size as data_parallel_size
     from .meshes import fsdp_mesh as fsdp_mesh
     from .meshes import loss_group as loss_group
@@ -51,6 +54,12 @@ if TYPE_CHECKING:
     from .state_dicts import model_has_dtensor as model_has_dtensor
     from .steps.activation_checkpointing import activation_checkpointing as activation_checkpointing
     from .steps.activation_checkpointing import checkpointing_of as checkpointing_of
+    from .steps.compiling import compile_blocks as compile_blocks
+    from .steps.compiling import compile_model as compile_model
+    from .steps.compiling import compile_regions as compile_regions
+    from .steps.compiling import compile_regions_deepspeed as compile_regions_deepspeed
+    from .steps.compiling import compile_regions_fsdp2 as compile_regions_fsdp2
+    from .steps.compiling import compiling_of as compiling_of
     from .steps.cp import context_parallel as context_parallel
     from .steps.ddp import ddp as ddp
     from .steps.fsdp1 import fsdp1 as fsdp1
@@ -66,6 +75,7 @@ if TYPE_CHECKING:
     from .sync import waits_for_ranks as waits_for_ranks
     from .ulysses import ulysses_attention as ulysses_attention
     from .unwrap import extract_model_from_parallel as extract_model_from_parallel
+    from .unwrap import has_compiled_regions as has_compiled_regions
     from .unwrap import is_compiled_module as is_compiled_module
 
 __getattr__, __dir__, __all__ = lazy_exports(
@@ -90,6 +100,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
             "DeepSpeedSequenceParallelConfig",
             "TorchTensorParallelPlugin",
         ],
+        "local_sgd": ["LocalSGD"],
         "parallelism": ["ParallelismConfig"],
         "meshes": ["data_parallel_size", "loss_group", "loss_size", "fsdp_mesh"],
         "fsdp_plugin": [
@@ -111,6 +122,15 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "ring": ["Ring", "ring_attention"],
         "ulysses": ["ulysses_attention"],
         "state_dicts": ["full_state_dict", "model_has_dtensor"],
-        "unwrap": ["extract_model_from_parallel", "is_compiled_module"],
+        "unwrap": ["extract_model_from_parallel", "has_compiled_regions", "is_compiled_module"],
+        "dynamo_plugin": ["DynamoBackend", "TorchDynamoPlugin"],
+        "steps.compiling": [
+            "compile_blocks",
+            "compile_model",
+            "compile_regions",
+            "compile_regions_deepspeed",
+            "compile_regions_fsdp2",
+            "compiling_of",
+        ],
     },
 )

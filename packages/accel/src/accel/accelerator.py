@@ -68,8 +68,10 @@ class Accelerator:
         parallelism_config: the mesh: how many ranks each kind of parallelism gets.
         fsdp_plugin: how parameters are shared over ranks; without `parallelism_config`, over all of them.
         torch_tp_plugin: deprecated, `ParallelismConfig(tp_size=...)` says the same.
-        deepspeed_plugin, deepspeed_plugins, megatron_lm_plugin, dynamo_backend, dynamo_plugin: refused with the reason:
-            what they configure does not exist yet.
+        dynamo_backend: compile models by this backend of torch.compile; default "no".
+        dynamo_plugin: torch.compile in full.
+        deepspeed_plugin, deepspeed_plugins, megatron_lm_plugin: refused with the reason: what they configure does not
+            exist yet.
 
     Raises:
         SettingError: a value that is not allowed, a contradiction, or something that cannot be honoured.
@@ -117,6 +119,7 @@ class Accelerator:
         self.state = accel_state.AcceleratorState(
             mixed_precision,
             cpu,
+            dynamo_plugin=configuration.dynamo_plugin(dynamo_backend, dynamo_plugin),
             fsdp_plugin=choice.fsdp,
             parallelism_config=choice.config,
             _from_accelerator=True,

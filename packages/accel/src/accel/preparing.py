@@ -85,13 +85,18 @@ def model_plan(accelerator: Accelerator, *, place: bool, evaluation_mode: bool) 
         steps.append(accel_parallel.context_parallel(config.cp_handler.cp_comm_strategy))
     if config is not None and config.sp_enabled:
         steps.append(accel_parallel.sequence_parallel(config.sp_handler.sp_attn_implementation))
+    compiling = accel_parallel.compiling_of(accelerator.state.dynamo_plugin)
+    if not evaluation_mode and plugin is not None and plugin.activation_checkpointing:
+        steps.append(accel_parallel.checkpointing_of(plugin))
+    if compiling is not None and compiling.slot == "compile_blocks":
+        steps.append(compiling)
     if not evaluation_mode:
-        if plugin is not None and plugin.activation_checkpointing:
-            steps.append(accel_parallel.checkpointing_of(plugin))
         if plugin is not None:
             steps.append(accel_parallel.fsdp2(plugin) if plugin.fsdp_version == 2 else accel_parallel.fsdp1(plugin))
         elif accelerator.use_distributed and (config is None or config.loss_dim_names):
             steps.append(accel_parallel.ddp(accelerator.ddp_handler))
+    if compiling is not None and compiling.slot == "compile":
+        steps.append(compiling)
     steps.append(accel_precision.autocast_step(accelerator.policy, accelerator.autocast_handler))
     return accel_parallel.Plan(steps)
 
