@@ -274,3 +274,32 @@ def test_a_fixed_length_of_sequences_is_held_to(ranks):
             return str(error)
 
     assert all("8 positions, and sp_seq_length=16 is fixed" in text for text in ranks(body, 2))
+
+
+def test_sequences_are_shared_beside_matrices(ranks):
+    def body():
+        import torch
+        import torch.nn.functional as F
+
+        from accel import Accelerator
+        from accel_parallel import ParallelismConfig, TorchTensorParallelConfig, shift_labels
+        from accel_testkit.nets import TP_PLAN
+        from accel_testkit.training import tied_net, tokens, train_sequences
+
+        handler = TorchTensorParallelConfig(plan=TP_PLAN)
+        config = ParallelismConfig(cp_size=2, tp_size=2, tp_handler=handler)
+        accelerator = Accelerator(cpu=True, parallelism_config=config)
+
+        def step_of(model, batch, total):
+            labels, positions, batch = shift_labels(batch), torch.arange(batch.shape[1]), batch.clone()
+            with accelerator.maybe_context_parallel([batch, labels, positions], [1, 1, 0]):
+                loss = F.cross_entropy(model(batch, positions).flatten(0, 1), labels.flatten(), reduction="sum")
+                accelerator.backward(loss * config.cp_size / total)
+
+        return train_sequences(accelerator.prepare(tied_net()), step_of, tokens())
+
+    from accel_testkit.training import single_truth
+
+    want, _ = single_truth()
+    for norms in ranks(body, 4):
+        assert norms == pytest.approx(want, rel=1e-5)
