@@ -24,6 +24,13 @@ def net_of(value: float) -> nn.Linear:
     return net
 
 
+def momentum(net: nn.Module) -> torch.optim.Optimizer:
+    opt = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    for p in net.parameters():
+        opt.state[p] = {"momentum_buffer": torch.ones_like(p)}
+    return opt
+
+
 class Extra:
     """An object with a tensor and a list."""
 
@@ -45,7 +52,8 @@ def write_hook_file(path) -> None:
 @pytest.fixture
 def checkpoint(tmp_path):
     path = tmp_path / "c"
-    save_checkpoint(path, {"net": net_of(1), "extra": Extra()}, before_commit=write_hook_file)
+    net = net_of(1)
+    save_checkpoint(path, {"net": net, "extra": Extra(), "opt": momentum(net)}, before_commit=write_hook_file)
     return path
 
 
@@ -64,7 +72,7 @@ def refused(path, match: str) -> None:
     """A load is refused and changes nothing."""
     net = net_of(7)
     with pytest.raises(CheckpointCorruptError, match=match):
-        load_checkpoint(path, {"net": net, "extra": Extra()})
+        load_checkpoint(path, {"net": net, "extra": Extra(), "opt": momentum(net)})
     assert net.weight.unique().tolist() == net.bias.unique().tolist() == [7.0]
 
 
@@ -113,26 +121,39 @@ def test_other_tensors_than_the_manifest_lists_are_refused(checkpoint, tmp_path)
         refused(checkpoint, r"model\.safetensors")
 
 
-STATE = {"net": {"extra": {}, "versions": {}}, "extra": {}}
+NET = b'{"extra":{},"versions":{}}'
+OPT = b'{"state":{},"groups":[{"params":["net.weight","net.bias"]}],"rest":{}}'
+
+
+def state(net: bytes = NET, extra: bytes = b"{}", opt: bytes = OPT) -> bytes:
+    return b'{"net":' + net + b',"extra":' + extra + b',"opt":' + opt + b"}"
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        b'{"net":' + b"[" * 50_000 + b"]" * 50_000 + b',"extra":{}}',
-        b'{"net":{"extra":{},"versions":{}},"extra":' + b"[" * 600 + b"]" * 600 + b"}",
-        b'{"net":{"extra":{},"versions":{}},"extra":' + b"9" * 5000 + b"}",
-        b'{"net":{"extra":{},"versions":{}},"extra":1e999}',
-        json.dumps({**STATE, "more": {}}).encode(),
-        json.dumps({"net": STATE["net"]}).encode(),
+        state(net=b"[" * 50_000 + b"]" * 50_000),
+        state(extra=b"[" * 600 + b"]" * 600),
+        state(extra=b"9" * 5000),
+        state(extra=b"1e999"),
+        state(extra=b'{"$":"tensor","key":"not there"}'),
+        state(net=b'{"extra":{"a":{"$":"pickle"}},"versions":{}}'),
+        state(opt=b'{"state":[],"groups":[],"rest":{}}'),
+        state(opt=OPT.replace(b'"rest":{}', b'"rest":{"a":{"$":"nothing"}}')),
+        state(opt=OPT.replace(b'"state":{}', b'"state":{"net.weight":{"m":{"$":"tensor","key":"not there"}}}')),
+        state()[:-1] + b',"more":{}}',
+        b'{"net":' + NET + b"}",
         b"[]",
         b"null",
     ],
-    ids=["deep", "deeper than any state", "a long number", "infinity", "more", "less", "list", "null"],
-)
+    ids=[
+        "deep", "deeper than any state", "a long number", "infinity", "no such tensor", "no such kind", "no states",
+        "no such kind in an optimizer", "no such tensor in an optimizer", "more", "less", "list", "null",
+    ],
+)  # fmt: skip
 def test_json_that_is_a_bomb_or_no_state_is_refused(checkpoint, text):
     reseal(checkpoint, "state.json", text)
-    refused(checkpoint, r"state\.json|extra")
+    refused(checkpoint, r"state\.json|extra|net|opt")
 
 
 @pytest.mark.parametrize("file", ["manifest.json", "state.json", "random_states_0.json"])

@@ -225,6 +225,11 @@ def decode(
         raise CheckpointCorruptError(f"{where} holds a value that cannot be read: {error!r}") from error
 
 
+def is_reference(tree: Any, tensors: Mapping[str, Any]) -> bool:
+    """Whether an encoded value is one of these tensors, and nothing more."""
+    return isinstance(tree, dict) and tree.get(MARK) == "tensor" and tree.get("key") in tensors
+
+
 class _Decoder:
     def __init__(self, tensors: Mapping[str, Tensor], codecs: Mapping[str, Codec], where: str, copy: bool) -> None:
         self._tensors, self._codecs, self._where, self._copy = tensors, codecs, where, copy

@@ -14,10 +14,10 @@ from typing import Any
 from accel_state import warn_user
 from accel_state.errors import CheckpointCorruptError, CheckpointError, CheckpointMismatchError, CheckpointNotFoundError
 
-from .codec import Codec, decode, load_json
+from .codec import Codec, decode, is_reference, load_json
 from .commit import real_directory
 from .durable import FileEntry, hash_file, os_reason, read_json_bytes
-from .manifest import Manifest, data_path, manifest_path, read_manifest
+from .manifest import Manifest, ObjectEntry, data_path, manifest_path, read_manifest
 from .models import compare_model, load_model
 from .names import JOURNAL_NAME, MANIFEST_NAME, STAGING_MARK, STATE_NAME, rng_file
 from .objects import check_models, check_objects, compare_stateful, kind_of, load_stateful
@@ -288,9 +288,7 @@ def _compare_one(
     fit: _Fit, opened: _Opened, name: str, value: Any, names: Mapping[int, str], codecs: Sequence[Codec]
 ) -> None:
     entry, tree, tensors = opened.manifest.objects[name], opened.trees[name], opened.tensors[name]
-    decode(
-        tree, Wholes(tensors), codecs, where=name, copy=False
-    )  # what cannot be read is found before anything changes
+    _check_readable(name, entry, tree, tensors, codecs)
     unfit: set[str] = set()
     if entry.kind == "model":
         lines, unfit = compare_model(name, value, entry, tree, tensors)
@@ -301,6 +299,19 @@ def _compare_one(
     elif not (lines := compare_stateful(name, value, entry)):
         fit.loads.append(lambda: load_stateful(name, value, tree, tensors, codecs))
     fit.lines.extend(lines)
+
+
+def _check_readable(
+    name: str, entry: ObjectEntry, tree: Any, tensors: Mapping[str, Stored], codecs: Sequence[Codec]
+) -> None:
+    """Decode an object's JSON part, without an optimizer's tensors, so that damage is found before anything changes."""
+    if entry.kind == "optimizer":
+        try:
+            values = [value for fields in tree["state"].values() for value in fields.values()]
+            tree = [*(value for value in values if not is_reference(value, tensors)), tree["groups"], tree["rest"]]
+        except (LookupError, TypeError, AttributeError) as error:
+            raise CheckpointCorruptError(f"{name} has not the form of an optimizer's state: {error!r}") from error
+    decode(tree, Wholes(tensors), codecs, where=name, copy=False)
 
 
 def _restore_rng(opened: _Opened, world: World) -> None:
