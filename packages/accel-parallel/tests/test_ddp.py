@@ -186,3 +186,66 @@ def test_hooks_are_checked_when_they_are_named():
     handler = DistributedDataParallelKwargs(bucket_cap_mb=3, comm_hook="fp16")
     assert handler.to_kwargs() == {"bucket_cap_mb": 3}
     assert handler.comm_hook == "fp16"
+
+
+def test_unused_parameters_are_named_with_the_option(ranks):
+    def body():
+        import torch
+        from torch import nn
+
+        from accel_parallel import Plan, PlanContext, ddp, single
+        from accel_state import PartialState
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.frozen = nn.Linear(1, 1).requires_grad_(False)
+                self.used, self.spare = nn.Linear(1, 1), nn.Linear(1, 1)
+
+            def forward(self, x):
+                return self.used(x)
+
+        state = PartialState(cpu=True)
+        model = Plan([single(), ddp()]).apply(Net(), PlanContext(device=state.device, world_size=2))
+        model(torch.ones(1, 1)).sum().backward()
+        try:
+            model(torch.ones(1, 1))
+        except RuntimeError as error:
+            return str(error)
+        return "nothing was raised"
+
+    for message in ranks(body, 2):
+        assert message.startswith("spare.weight, spare.bias had no part in the loss of the last backward")
+        assert "DistributedDataParallelKwargs(find_unused_parameters=True)" in message
+
+
+def test_batched_power_sgd_trains_through_its_compression(ranks):
+    def body():
+        import torch
+        from torch import nn
+
+        from accel_parallel import DistributedDataParallelKwargs, Plan, PlanContext, ddp, single
+        from accel_state import PartialState
+
+        state = PartialState(cpu=True)
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(20, 30), nn.Linear(30, 5))
+        options = {"matrix_approximation_rank": 2, "start_powerSGD_iter": 2}
+        handler = DistributedDataParallelKwargs(comm_hook="batched_power_sgd", comm_state_option=options)
+        model = Plan([single(), ddp(handler)]).apply(net, PlanContext(device=state.device, world_size=2))
+        losses = []
+        for update in range(40):
+            torch.manual_seed(2 * update + state.process_index)
+            x = torch.randn(16, 20)
+            loss = (model(x) - x[:, :5]).pow(2).mean()
+            loss.backward()
+            with torch.no_grad():
+                for parameter in net.parameters():
+                    parameter -= 0.3 * parameter.grad
+            net.zero_grad()
+            losses.append(loss.item())
+        return losses[0], losses[-1], [p.detach() for p in net.parameters()]
+
+    (first, last, mine), (_, _, theirs) = ranks(body, 2)
+    assert last < 0.1 < first
+    assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))

@@ -336,3 +336,15 @@ def test_move_to_device_keeps_the_nesting():
     assert moved["a"][0].device.type == moved["b"][0].device.type == "meta"
     assert moved["a"][1] == 3
     assert tree["a"][0].device.type == "cpu"
+
+
+def test_a_step_of_another_kind_counts_as_one():
+    from accel_parallel import patch_optimizer_step
+
+    model = nn.Linear(1, 1)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    wrapped = AcceleratedOptimizer(inner, scaler=torch.amp.GradScaler("cpu"))
+    wrapped._record.ran = False
+    assert wrapped.step_was_skipped
+    assert patch_optimizer_step(wrapped, lambda value: value + 1)(1) == 2
+    assert not wrapped.step_was_skipped

@@ -59,13 +59,7 @@ def test_an_unknown_precision_names_the_allowed_ones():
 
 @pytest.mark.parametrize(
     "argument",
-    [
-        "deepspeed_plugin",
-        "deepspeed_plugins",
-        "megatron_lm_plugin",
-        "dynamo_backend",
-        "dynamo_plugin",
-    ],
+    ["deepspeed_plugin", "deepspeed_plugins", "megatron_lm_plugin"],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(argument):
     with pytest.raises(SettingError, match=rf"Accelerator\({argument}='inductor'\) cannot be honoured.*Way out"):
@@ -81,7 +75,6 @@ def test_no_compilation_asks_for_nothing():
     [
         ("ACCELERATE_USE_DEEPSPEED", "true"),
         ("ACCELERATE_USE_MEGATRON_LM", "true"),
-        ("ACCELERATE_DYNAMO_BACKEND", "INDUCTOR"),
     ],
 )
 def test_what_a_launcher_asks_for_is_refused_too(monkeypatch, variable, value):

@@ -25,6 +25,15 @@ if TYPE_CHECKING:
     from .engines.base import Prepared as Prepared
     from .engines.native import NativeEngine as NativeEngine
     from .entry_points import route_method as route_method
+    from .fsdp_helpers import disable_fsdp_ram_efficient_loading as disable_fsdp_ram_efficient_loading
+    from .fsdp_helpers import enable_fsdp_ram_efficient_loading as enable_fsdp_ram_efficient_loading
+    from .fsdp_helpers import ensure_weights_retied as ensure_weights_retied
+    from .fsdp_helpers import fsdp2_apply_ac as fsdp2_apply_ac
+    from .fsdp_helpers import fsdp2_canonicalize_names as fsdp2_canonicalize_names
+    from .fsdp_helpers import fsdp2_load_full_state_dict as fsdp2_load_full_state_dict
+    from .fsdp_helpers import fsdp2_prepare_model as fsdp2_prepare_model
+    from .fsdp_helpers import fsdp2_switch_optimizer_parameters as fsdp2_switch_optimizer_parameters
+    from .fsdp_helpers import get_module_children_bottom_up as get_module_children_bottom_up
     from .fsdp_plugin import FSDP2_STATE_DICT_TYPE as FSDP2_STATE_DICT_TYPE
     from .fsdp_plugin import FSDP_AUTO_WRAP_POLICY as FSDP_AUTO_WRAP_POLICY
     from .fsdp_plugin import FSDP_BACKWARD_PREFETCH as FSDP_BACKWARD_PREFETCH
@@ -38,6 +47,7 @@ if TYPE_CHECKING:
     from .meshes import loss_size as loss_size
     from .optimizer import AcceleratedOptimizer as AcceleratedOptimizer
     from .optimizer import move_to_device as move_to_device
+    from .optimizer import patch_optimizer_step as patch_optimizer_step
     from .parallelism import ParallelismConfig as ParallelismConfig
     from .plan import SLOTS as SLOTS
     from .plan import Plan as Plan
@@ -87,7 +97,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "steps.activation_checkpointing": ["activation_checkpointing", "checkpointing_of"],
         "engines.base": ["Engine", "Prepared"],
         "engines.native": ["NativeEngine"],
-        "optimizer": ["AcceleratedOptimizer", "move_to_device"],
+        "optimizer": ["AcceleratedOptimizer", "move_to_device", "patch_optimizer_step"],
         "scheduler": ["AcceleratedScheduler"],
         "accumulation": ["Accumulation", "GradientAccumulationPlugin"],
         "ddp_kwargs": ["DistributedDataParallelKwargs", "DDPCommunicationHookType"],
@@ -101,6 +111,17 @@ __getattr__, __dir__, __all__ = lazy_exports(
             "TorchTensorParallelPlugin",
         ],
         "local_sgd": ["LocalSGD"],
+        "fsdp_helpers": [
+            "disable_fsdp_ram_efficient_loading",
+            "enable_fsdp_ram_efficient_loading",
+            "ensure_weights_retied",
+            "fsdp2_apply_ac",
+            "fsdp2_canonicalize_names",
+            "fsdp2_load_full_state_dict",
+            "fsdp2_prepare_model",
+            "fsdp2_switch_optimizer_parameters",
+            "get_module_children_bottom_up",
+        ],
         "parallelism": ["ParallelismConfig"],
         "meshes": ["data_parallel_size", "loss_group", "loss_size", "fsdp_mesh"],
         "fsdp_plugin": [

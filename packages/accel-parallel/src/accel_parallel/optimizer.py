@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -233,6 +234,25 @@ class AcceleratedOptimizer(Optimizer):
 
     def __repr__(self) -> str:
         return f"AcceleratedOptimizer({self.optimizer!r})"
+
+
+def patch_optimizer_step(accelerated_optimizer: AcceleratedOptimizer, method: Callable[..., Any]) -> Callable[..., Any]:
+    """`method`, which also tells the wrapper that its step ran: for steps that replace the inner optimizer's own.
+
+    Args:
+        accelerated_optimizer: whose `step_was_skipped` is meant.
+        method: what steps.
+    """
+
+    @functools.wraps(method)
+    def stepped(*args: Any, **kwargs: Any) -> Any:
+        result = method(*args, **kwargs)
+        record = accelerated_optimizer._record  # noqa: SLF001 - of this module
+        if record is not None:
+            record(accelerated_optimizer.optimizer, args, kwargs)
+        return result
+
+    return stepped
 
 
 def move_to_device(state: Any, device: torch.device) -> Any:
