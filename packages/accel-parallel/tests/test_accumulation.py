@@ -7,7 +7,7 @@ from torch import nn
 
 from accel_parallel import Accumulation, GradientAccumulationPlugin
 from accel_state import GradientState
-from accel_state.errors import SettingError
+from accel_state.errors import PlanError, SettingError
 
 
 class Loader:
@@ -146,3 +146,29 @@ def test_micro_batches_sum_to_the_mean_gradient():
     model.zero_grad()
     model(x).pow(2).mean().backward()
     assert torch.allclose(summed, model.weight.grad, atol=1e-6)
+
+
+def test_slices_of_the_last_batch_are_refused_or_counted_by_choice():
+    model = nn.Linear(1, 1)
+    accumulation, state = make(num_steps=2)
+    loader = Loader(2, state)
+
+    def run():
+        out = []
+        for _ in loader:
+            for _slice in range(4):
+                with accumulation.block((model,)):
+                    out.append(state.sync_gradients)
+        return out
+
+    with pytest.raises(PlanError, match="second accumulate block of the same models in the last batch"):
+        run()
+    loader.__init__(1, state)
+    assert flags(accumulation, state, loader, model) == flags(accumulation, state, loader, model) == [True]
+
+    accumulation, state = make(num_steps=2, sync_with_dataloader=False)
+    loader = Loader(2, state)
+    assert run() == [False, True] * 4
+    accumulation, state = make(num_steps=1)
+    loader = Loader(2, state)
+    assert run() == [True] * 8

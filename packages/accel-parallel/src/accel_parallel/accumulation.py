@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from types import TracebackType
@@ -11,9 +10,10 @@ from typing import Any
 from torch import nn
 
 from accel_state import GradientState, KwargsHandler
-from accel_state.errors import SettingError
+from accel_state.errors import PlanError, SettingError
 from accel_state.settings import setting
 
+from .item_weights import ItemWindow
 from .sync import pause_of
 
 
@@ -66,7 +66,8 @@ class Accumulation:
         """The context manager of one micro-batch of `models`; the same tuple of models shares one counter.
 
         Inside, `gradient_state.sync_gradients` tells whether the window ends here, and backward passes of the models
-        are not reduced over ranks unless it does.
+        are not reduced over ranks unless it does. Entering raises PlanError where a loader's last batch, which ends the
+        window, is cut into several blocks.
         """
         block = self._blocks.get(models)
         if block is None:
@@ -82,17 +83,30 @@ class Accumulation:
 class AccumulationBlock:
     """One counter. Re-usable and, for the same models, re-entrant; made by `Accumulation.block`."""
 
-    __slots__ = ("_count", "_open", "_pauses", "_state")
+    __slots__ = ("_count", "_ended_pass", "_open", "_outer", "_pauses", "_state", "window")
 
-    def __init__(self, gradient_state: GradientState, models: Sequence[nn.Module]) -> None:
+    def __init__(self, gradient_state: GradientState, models: tuple[nn.Module, ...]) -> None:
         self._state, self._count = gradient_state, 0
+        self.window = ItemWindow(models)
+        self._outer: list[Any] = []
+        self._ended_pass = -1
         self._pauses = [pause for pause in map(pause_of, models) if pause is not None]
         self._open: list[AbstractContextManager[Any] | None] = []
 
     def __enter__(self) -> None:
         state = self._state
+        at_end = state.end_of_dataloader and state.sync_with_dataloader
+        if at_end and state.num_steps > 1:
+            self._note_end(state.passes)
+        window = self.window
+        if self._count:
+            window.next_step()
+        else:
+            window.begin()
+        self._outer.append(state.window)
+        state.window = window
         count = self._count + 1
-        is_update = count >= state.num_steps or (state.end_of_dataloader and state.sync_with_dataloader)
+        is_update = count >= state.num_steps or at_end
         self._count = 0 if is_update else count
         state.sync_gradients = is_update
         if self._pauses:
@@ -101,10 +115,22 @@ class AccumulationBlock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._state.window = self._outer.pop()
         if self._pauses:
             pause = self._open.pop()
             if pause is not None:
                 pause.__exit__(kind, error, traceback)
+
+    def _note_end(self, passes: int) -> None:
+        """The last batch of a loader ends the window, so it can have one block only."""
+        if self._ended_pass == passes:
+            raise PlanError(
+                "a second accumulate block of the same models in the last batch of a loader, where the first one has "
+                "ended the accumulation window: each slice of this batch would be an update of its own. Where batches "
+                "are cut into slices, use GradientAccumulationPlugin(num_steps=..., sync_with_dataloader=False), which "
+                "counts slices alone"
+            )
+        self._ended_pass = passes
 
     def _pause(self) -> ExitStack:
         stack = ExitStack()

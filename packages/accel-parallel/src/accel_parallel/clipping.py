@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.utils import clip_grad_value_ as torch_clip_grad_value_
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
@@ -51,7 +51,7 @@ def total_norm(parameters: Tensor | Iterable[Tensor], norm_type: float = 2.0) ->
 
 
 def flat_model_of(
-    parameters: Sequence[Tensor], models: Iterable[FullyShardedDataParallel]
+    parameters: Sequence[Tensor], models: Iterable[nn.Module]
 ) -> FullyShardedDataParallel | None:
     """The model under FSDP version 1 whose parameters these are; only it knows which gradients are parts of others.
 
@@ -60,6 +60,8 @@ def flat_model_of(
     """
     given = {id(parameter) for parameter in parameters}
     for model in models:
+        if not isinstance(model, FullyShardedDataParallel):
+            continue
         own = {id(parameter) for parameter in model.parameters()}
         if own == given:
             return model

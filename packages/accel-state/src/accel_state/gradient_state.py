@@ -28,6 +28,8 @@ class GradientState:
 
     sync_gradients: bool
     plugin_kwargs: dict[str, Any]
+    window: Any
+    """The accumulation window that the block at hand belongs to; None outside of blocks."""
 
     def __new__(cls, gradient_accumulation_plugin: AccumulationPlugin | None = None) -> GradientState:
         current = cls._live()
@@ -43,7 +45,9 @@ class GradientState:
 
     def _fill(self, plugin_kwargs: dict[str, Any]) -> None:
         self.sync_gradients = True
+        self.window = None
         self.plugin_kwargs = plugin_kwargs
+        self.passes = 0  # how many times a loader began to be read
         self._loaders: list[weakref.ref[Any]] = []
         self._is_xla_gradients_synced = False
 
@@ -91,6 +95,7 @@ class GradientState:
     def _add_dataloader(self, dataloader: Any) -> None:
         """Called by a loader when its iteration begins; held weakly."""
         self._loaders.append(weakref.ref(dataloader))
+        self.passes += 1
 
     def _remove_dataloader(self, dataloader: Any) -> None:
         """Called by a loader when its iteration ends, also by `break` or an exception."""

@@ -478,13 +478,18 @@ class Accelerator:
         self.step += 1
         return self.accumulation.block(models)
 
-    def backward(self, loss: Tensor, **kwargs: Any) -> None:
+    def backward(self, loss: Tensor, *, num_items: float | Tensor | None = None, **kwargs: Any) -> None:
         """Add the gradients of a micro-batch's mean loss, divided by the accumulation steps and scaled for fp16.
 
         Args:
+            num_items: says that `loss` is a sum over so many items, such as tokens, of this rank. At the window's end
+                the gradients are those of the mean over all its items on all ranks, however they were cut.
             kwargs: of `Tensor.backward`.
+
+        Raises:
+            PlanError: with and without `num_items` in one window, or twice with it in one micro-step.
         """
-        self.engine.backward(loss, **kwargs)
+        self.engine.backward(loss, num_items=num_items, **kwargs)
         if self.state.num_processes > 1:
             preparing.note_reduction(self)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,13 +10,13 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.optim import Optimizer
 
-from accel_parallel import clipping
+from accel_parallel import clipping, item_weights
 from accel_parallel.engines.base import Prepared
-from accel_parallel.meshes import data_parallel_size
+from accel_parallel.meshes import data_parallel_size, loss_group, loss_size
 from accel_parallel.optimizer import AcceleratedOptimizer, Scaler
 from accel_parallel.plan import Plan, PlanContext
 from accel_parallel.repointing import Replacements
@@ -55,7 +56,8 @@ class NativeEngine:
         self.split_batches, self.scheduler_unit = split_batches, scheduler_unit
         self.optimizers: list[AcceleratedOptimizer] = []
         self._replacements = Replacements()
-        self._flat_models: weakref.WeakSet[FullyShardedDataParallel] = weakref.WeakSet()
+        self._models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._outside = item_weights.ItemWindow(one_per_step=False)
 
     # ---- preparing
 
@@ -76,9 +78,7 @@ class NativeEngine:
         """The model by the engine's plan, or another one. Which parameters were replaced is noted for optimizers."""
         chosen = self.plan if plan is None else plan
         prepared = self._replacements.follow(model, lambda: chosen.apply(model, self.context))
-        inner = inside_compiled(prepared)
-        if isinstance(inner, FullyShardedDataParallel):
-            self._flat_models.add(inner)
+        self._models.add(inside_compiled(prepared))
         return prepared
 
     def prepare_optimizer(self, optimizer: Any, device_placement: bool = True) -> AcceleratedOptimizer:
@@ -130,21 +130,68 @@ class NativeEngine:
 
     # ---- the loop
 
-    def backward(self, loss: Tensor, **kwargs: Any) -> None:
-        """Add the gradients of `loss` divided by the accumulation's steps, in every micro-batch alike.
+    def backward(self, loss: Tensor, *, num_items: float | Tensor | None = None, **kwargs: Any) -> None:
+        """Add the gradients of a micro-batch.
 
         Args:
-            loss: mean over the micro-batch.
+            loss: mean over the micro-batch, divided here by the accumulation's steps in every micro-batch alike; with
+                `num_items` the sum over it.
+            num_items: how many items, such as tokens, this rank's sum has. When the window ends the gradients are those
+                of the mean over all its items on all ranks, as of one big batch. A window without any leaves zeros.
             kwargs: of `Tensor.backward`.
 
-        Cost: gradients are reduced over ranks if the window ends here.
+        Raises:
+            PlanError: with and without `num_items` in one window, or twice with it in one micro-step of a block.
+            SettingError: `num_items` is not a number from 0.
+
+        Cost: gradients are reduced over ranks if the window ends here; with `num_items` also the counts, 4 bytes.
         """
+        window = self.gradient_state.window or self._outside
+        if num_items is not None:
+            self._backward_of_sum(loss, num_items, window, kwargs)
+            return
+        window.note_mean()
+        if window is self._outside and self.gradient_state.sync_gradients:
+            window.begin()
         num_steps = self.gradient_state.num_steps
         if num_steps != 1:
             loss = loss / num_steps
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
         loss.backward(**kwargs)
+
+    def _backward_of_sum(
+        self, loss: Tensor, num_items: float | Tensor, window: item_weights.ItemWindow, kwargs: dict[str, Any]
+    ) -> None:
+        """In a window of several micro-steps the total is known at its end alone: gradients are multiplied then, once,
+        after they were reduced. A window of one knows it beforehand, and its loss is.
+        """
+        holds_sums = window.add(item_weights.as_items(num_items, self.context.device))
+        scale = (lambda value: value) if self.scaler is None else self.scaler.scale
+        if not self.gradient_state.sync_gradients:
+            scale(loss).backward(**kwargs)
+            return
+        assert window.items is not None
+        divisor, group = self._reduction
+        total, pending = item_weights.start_total(window.items, group)
+        if holds_sums:
+            scale(loss).backward(**kwargs)
+        if pending is not None:
+            pending.wait()
+        factor = item_weights.factor_for(total, divisor)
+        if holds_sums:
+            item_weights.scale_gradients(window.models or tuple(self._models), factor)
+        else:
+            scale(loss * factor.to(loss.device)).backward(**kwargs)
+        if window is self._outside:
+            window.begin()
+
+    @functools.cached_property
+    def _reduction(self) -> tuple[int, dist.ProcessGroup | None]:
+        """By how much the plan's reduction divides gradients, and over which ranks it reduces them."""
+        if not any(step.slot == "data_parallel" for step in self.plan.steps):
+            return 1, None
+        return loss_size(self.context), loss_group(self.context)
 
     def no_sync(self, *models: nn.Module) -> AbstractContextManager[Any]:
         """A block whose gradients stay on the rank."""
@@ -195,7 +242,7 @@ class NativeEngine:
         if not self.gradient_state.sync_gradients:
             return self._norm_so_far(parameters, norm_type)
         self._unscale_owners(parameters)
-        flat = clipping.flat_model_of(parameters, self._flat_models)
+        flat = clipping.flat_model_of(parameters, self._models)
         if flat is not None:
             flat_norm: Tensor = flat.clip_grad_norm_(max_norm, norm_type)
             return flat_norm
