@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from .optimizer import AcceleratedOptimizer as AcceleratedOptimizer
     from .optimizer import move_to_device as move_to_device
     from .parallelism import ParallelismConfig as ParallelismConfig
+    from .pipeline.config import PipelineConfig as PipelineConfig
+    from .pipeline.model import PipelinedModel as PipelinedModel
     from .plan import SLOTS as SLOTS
     from .plan import Plan as Plan
     from .plan import PlanContext as PlanContext
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from .steps.fsdp1 import fsdp1 as fsdp1
     from .steps.fsdp2 import fsdp2 as fsdp2
     from .steps.fsdp2 import fully_shard_blocks as fully_shard_blocks
+    from .steps.pp import pipelined as pipelined
     from .steps.single import single as single
     from .steps.tp import is_tensor_parallel as is_tensor_parallel
     from .steps.tp import tensor_parallel as tensor_parallel
@@ -87,6 +90,9 @@ __getattr__, __dir__, __all__ = lazy_exports(
             "FSDP_STATE_DICT_TYPE",
             "FSDP2_STATE_DICT_TYPE",
         ],
+        "pipeline.config": ["PipelineConfig"],
+        "pipeline.model": ["PipelinedModel"],
+        "steps.pp": ["pipelined"],
         "steps.tp": ["is_tensor_parallel", "tensor_parallel"],
         "steps.fsdp1": ["fsdp1"],
         "steps.fsdp2": ["fsdp2", "fully_shard_blocks"],

@@ -120,7 +120,11 @@ class Plan:
         """
         self.validate(model, context)
         for step in self.steps:
-            model = step.apply(model, context)
+            if is_pipelined(model) and step.slot != "pp":  # each of this rank's stages is a model of its own
+                for index, stage in enumerate(model.stages):  # type: ignore[arg-type]
+                    model.stages[index] = step.apply(stage, context)  # type: ignore[operator]
+            else:
+                model = step.apply(model, context)
         return model
 
     def explain(self, model: nn.Module | None = None, context: PlanContext | None = None) -> str:
@@ -141,6 +145,11 @@ class Plan:
 
     def __repr__(self) -> str:
         return f"Plan([{', '.join(step.name for step in self.steps)}])"
+
+
+def is_pipelined(model: nn.Module) -> bool:
+    """Whether a rank holds only stages of the model. Does not import pipelines."""
+    return hasattr(model, "stage_indices")
 
 
 def _structural_complaints(steps: Sequence[Step]) -> list[str]:
