@@ -103,7 +103,12 @@ class Plan:
         """
         complaints = _structural_complaints(self.steps)
         if not complaints and model is not None and context is not None:
-            complaints = [f"{step.name}: {reason}" for step in self.steps for reason in step.check(model, context)]
+            complaints = [
+                f"{step.name}: {reason}"
+                for step in self.steps
+                for part in _parts_for(step, self.steps, model)
+                for reason in step.check(part, context)
+            ]
         if complaints:
             raise PlanError("this plan cannot work:\n" + "\n".join(f"- {complaint}" for complaint in complaints))
 
@@ -125,6 +130,8 @@ class Plan:
                     model.stages[index] = step.apply(stage, context)  # type: ignore[operator]
             else:
                 model = step.apply(model, context)
+            if step.slot == "pp":
+                self.validate(model, context)  # the other steps, on the stages; the model itself is as it was
         return model
 
     def explain(self, model: nn.Module | None = None, context: PlanContext | None = None) -> str:
@@ -150,6 +157,15 @@ class Plan:
 def is_pipelined(model: nn.Module) -> bool:
     """Whether a rank holds only stages of the model. Does not import pipelines."""
     return hasattr(model, "stage_indices")
+
+
+def _parts_for(step: Step, steps: Sequence[Step], model: nn.Module) -> Sequence[nn.Module]:
+    """What a step will work on: the model, or this rank's stages, of which nothing is known before they are cut."""
+    if step.slot == "pp":
+        return (model,)
+    if is_pipelined(model):
+        return tuple(model.stages)  # type: ignore[arg-type]
+    return () if any(other.slot == "pp" for other in steps) else (model,)
 
 
 def _structural_complaints(steps: Sequence[Step]) -> list[str]:

@@ -26,8 +26,8 @@ def pause_of(model: nn.Module) -> Callable[[], AbstractContextManager[None]] | N
     """
     if is_compiled_module(model):
         return pause_of(inside_compiled(model))
-    if isinstance(model, DistributedDataParallel | FullyShardedDataParallel):
-        return model.no_sync
+    if isinstance(model, DistributedDataParallel | FullyShardedDataParallel) or is_pipelined(model):
+        return model.no_sync  # type: ignore[return-value]
     if isinstance(model, FSDPModule):
         return lambda: _pause_sharded(model)
     return None

@@ -231,7 +231,7 @@ class NativeEngine:
     @functools.cached_property
     def _reduction(self) -> tuple[int, dist.ProcessGroup | None]:
         """By how much the plan's reduction divides gradients, and over which ranks it reduces them."""
-        if not any(step.slot == "data_parallel" for step in self.plan.steps):
+        if not any(step.slot in ("data_parallel", "pp") for step in self.plan.steps):
             return 1, None
         return loss_size(self.context), loss_group(self.context)
 

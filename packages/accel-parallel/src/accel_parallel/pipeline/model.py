@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch.distributed.pipelining import (
 )
 
 from accel_parallel.pipeline.config import PipelineConfig
+from accel_parallel.pipeline.replicas import average_gradients
 from accel_parallel.unwrap import extract_model_from_parallel
 from accel_state.errors import PlanError, SettingError
 
@@ -69,6 +71,8 @@ class PipelinedModel(nn.Module):
         self._loss_function: LossFunction = _as_it_is  # type: ignore[assignment]
         self._transform: Callable[[Tensor], Tensor] = _as_it_is
         self._losses: list[Tensor] = []
+        self.replicas: dist.ProcessGroup | None = None  # ranks that hold the same stages, whose gradients are averaged
+        self._is_paused = False
 
     @property
     def has_first(self) -> bool:
@@ -109,7 +113,8 @@ class PipelinedModel(nn.Module):
         Raises:
             SettingError: the batch cannot be cut into equal micro-batches.
 
-        Cost: activations and their gradients travel once per cut and micro-batch.
+        Cost: activations and their gradients travel once per cut and micro-batch; gradients of replicas are reduced
+        after that, and those of sharded stages in every call.
         """
         self._loss_function, self._transform = loss_function, transform
         schedule = self._schedule(args, kwargs, target)
@@ -119,15 +124,34 @@ class PipelinedModel(nn.Module):
             return_outputs=False,
             **(kwargs if self.has_first else {}),
         )
+        if self.replicas is not None and not self._is_paused:
+            average_gradients(self.parameters(), self.replicas)
         losses, self._losses = self._losses, []
         return torch.stack([loss.detach() for loss in losses]) if self.has_last else None
 
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """A block in which gradients of replicas stay apart."""
+        outer, self._is_paused = self._is_paused, True
+        try:
+            yield
+        finally:
+            self._is_paused = outer
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The output of a batch where the last stage is, without gradients; None elsewhere. All ranks call it."""
-        self._loss_function = self._transform = _as_it_is  # type: ignore[assignment]
+        """The output of a batch where the last stage is, without gradients; None elsewhere. All ranks call it.
+
+        Raises:
+            PlanError: torch has no schedule without backward for stages that lie in a V.
+        """
+        if self.config.schedule == "zbv_zero_bubble":
+            raise PlanError(
+                "a pipeline of schedule='zbv_zero_bubble' cannot run forward alone: use 'interleaved_zero_bubble', or "
+                "evaluate by forward_backward's losses"
+            )
         with torch.no_grad():
             schedule = self._schedule(args, kwargs, None)
-            return schedule.eval(*(args if self.has_first else ()), **(kwargs if self.has_first else {}))
+            return schedule.step(*(args if self.has_first else ()), **(kwargs if self.has_first else {}))
 
     def _loss(self, output: Any, target: Any) -> Tensor:
         loss = self._loss_function(output, target)
@@ -145,20 +169,23 @@ class PipelinedModel(nn.Module):
                     "equal micro-batches along its first dimension: let num_microbatches divide the batch size, and "
                     "use drop_last=True"
                 )
-        key = (target is None, *(tuple(tensor.shape) for tensor in tensors))
+        has_backward = target is not None
+        key = (has_backward, *(tuple(tensor.shape) for tensor in tensors))
         if key not in self._schedules:
             while len(self._schedules) >= _KEPT_SCHEDULES:
                 self._schedules.pop(next(iter(self._schedules)))
-            self._schedules[key] = self._new_schedule()
+            self._schedules[key] = self._new_schedule(has_backward)
         return self._schedules[key]
 
-    def _new_schedule(self) -> Any:
+    def _new_schedule(self, has_backward: bool) -> Any:
         stages = [
             self._torch_stage(index, stage) for index, stage in zip(self.stage_indices, self.stages, strict=True)
         ]
-        kind = _SCHEDULES[self.config.schedule]
-        held = stages[0] if kind in (ScheduleGPipe, Schedule1F1B) else stages
-        return kind(held, self.num_microbatches, loss_fn=self._loss, scale_grads=False)
+        if len(stages) == 1:
+            kind = _SCHEDULES[self.config.schedule] if has_backward else ScheduleGPipe
+            return kind(stages[0], self.num_microbatches, loss_fn=self._loss if has_backward else None, scale_grads=False)
+        kind = _SCHEDULES[self.config.schedule] if has_backward else ScheduleInterleaved1F1B
+        return kind(stages, self.num_microbatches, loss_fn=self._loss if has_backward else None, scale_grads=False)
 
     def _torch_stage(self, index: int, stage: nn.Module) -> Any:
         if self._traced is None:

@@ -11,6 +11,7 @@ from accel_parallel.meshes import axis_size
 from accel_parallel.pipeline import cutting
 from accel_parallel.pipeline.config import PipelineConfig
 from accel_parallel.pipeline.model import PipelinedModel
+from accel_parallel.pipeline.replicas import equalise
 from accel_parallel.plan import PlanContext
 from accel_parallel.sizes import format_bytes, parameter_bytes
 from accel_state.errors import PlanError
@@ -59,9 +60,14 @@ class Pipelined:
             stages = [self.config.make_stage(model, index, count) for index in own]
         else:
             stages = cutting.cut_chain(model, self.config, count, own)
-        return PipelinedModel(
+        made = PipelinedModel(
             dict(zip(own, stages, strict=True)), count, self.config, context.device, pp_mesh.get_group(), type(model), traced
         )
+        if axis_size(context, "dp_replicate") > 1 and axis_size(context, "dp_shard") == 1:
+            made.replicas = context.mesh["dp_replicate"].get_group()
+            for stage in stages:
+                equalise(stage.to(context.device), made.replicas)
+        return made
 
     def describe(self, model: nn.Module | None, context: PlanContext, /) -> str:
         """How many stages, by which schedule."""
