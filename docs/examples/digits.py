@@ -10,9 +10,10 @@ The data is scikit-learn's copy of the UCI handwritten digits: 1,797 images of 8
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from tqdm import tqdm
 
-from accel import Accelerator, PartialState, ProjectConfiguration, set_seed
+from accel import STOPPED_EXIT_CODE, Accelerator, PartialState, ProjectConfiguration, set_seed
 from accel.utils import broadcast_object_list
 
 
@@ -111,6 +112,14 @@ def run_directory(base: Path, resume: bool) -> Path:
     return base / broadcast_object_list(choice)[0]
 
 
+def save_and_leave(accelerator: Accelerator, progress: Progress) -> NoReturn:
+    """End here and now, so that whoever started the run knows that it can go on."""
+    accelerator.save_state()
+    accelerator.print(f"stopped at update {progress.update}; --resume continues")
+    accelerator.close()
+    sys.exit(STOPPED_EXIT_CODE)
+
+
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=15, help="in all, those before a --resume included")
@@ -181,6 +190,8 @@ def main(argv: list[str] | None = None) -> None:
             samples += len(labels) * accelerator.num_processes
             losses.append(loss.detach())
             bar.update()
+            if accelerator.should_stop:  # the machine is needed elsewhere, or the time is over: --resume goes on
+                save_and_leave(accelerator, progress)
             if progress.update % args.save_every == 0:
                 accelerator.save_state()
         progress.epoch = epoch + 1

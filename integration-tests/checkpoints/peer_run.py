@@ -1,4 +1,8 @@
-"""A small training run for either library: save, or load and print what came back. Run in a process of its own."""
+"""A small training run for either library: save, or load and print what came back, on each of its ranks.
+
+Run in processes of its own: `peer_run.py LIBRARY save|load DIRECTORY OPTIONS`. The directory is the checkpoint's or,
+with the option `automatic`, the project's; other options are those of `save_state`.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +42,13 @@ class Net(nn.Module):
         return self.two(self.one(self.body(x)))
 
 
-def main(library: str, action: str, directory: str, options: str) -> None:
-    module = importlib.import_module(library)
-    accelerator = module.Accelerator(cpu=True)
-    importlib.import_module(f"{library}.utils").set_seed(7 if action == "save" else 8)
+def main(library: str, action: str, directory: str, options_text: str) -> None:
+    module, options = importlib.import_module(library), json.loads(options_text)
+    utils = importlib.import_module(f"{library}.utils")
+    place = [] if options.pop("automatic", False) else [directory]
+    config = utils.ProjectConfiguration(project_dir=directory, automatic_checkpoint_naming=not place)
+    accelerator = module.Accelerator(cpu=True, project_config=config)
+    utils.set_seed(7 if action == "save" else 8)
     nets = [Net(), nn.Linear(4, 2)]
     optimizers = [torch.optim.AdamW(nets[0].parameters(), lr=0.01), torch.optim.SGD(nets[1].parameters(), momentum=0.9)]
     schedule = torch.optim.lr_scheduler.StepLR(optimizers[0], 2)
@@ -61,13 +68,22 @@ def main(library: str, action: str, directory: str, options: str) -> None:
 
     if action == "save":
         counter.n = 5
+        utils.set_seed(7, device_specific=True)
         for _ in range(3):
             update()
-        accelerator.save_state(directory, **json.loads(options))
+        for _ in range(1 if place else 2):
+            accelerator.save_state(*place, **options)
     else:
-        accelerator.load_state(directory)
+        accelerator.load_state(*place)
+        if not place:
+            accelerator.save_state()
     draws = [random.random(), float(np.random.rand()), float(torch.rand(1))]  # noqa: NPY002 - the global generator
-    print(json.dumps([counter.n, draws, [update() for _ in range(3)], schedule.get_last_lr()]))
+    found = [counter.n, draws, [update() for _ in range(3)], schedule.get_last_lr()]
+    told = utils.gather_object([found])
+    if accelerator.is_main_process:
+        print(json.dumps(told))
+    if accelerator.num_processes > 1:
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from accel_testkit.nets import TinyTransformer, next_token_loss
 
-GLOBAL_BATCH = 16
+GLOBAL_BATCH = 24  # of which one, two and three ranks have equal parts
 NUM_SAMPLES = 96
 UPDATES = 14
 

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader
 
-from accel import Accelerator, ProjectConfiguration, set_seed
+from accel import STOPPED_EXIT_CODE, Accelerator, ProjectConfiguration, set_seed
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "digits.py"
 
@@ -57,6 +57,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=60)
     parser.add_argument("--save-every", type=int, default=5)
     parser.add_argument("--num-workers", type=int, default=0)
+    parser.add_argument("--stoppable", action="store_true", help="save and leave after SIGTERM")
     args = parser.parse_args()
     faulthandler.register(signal.SIGUSR1)  # workers inherit it: the test asks for stacks where a run does not end
     digits = example()
@@ -93,6 +94,11 @@ def main() -> None:
             accelerator.print(f"update {progress.update}", flush=True)
             if progress.update % args.save_every == 0:
                 accelerator.save_state()
+            if args.stoppable and accelerator.should_stop:
+                accelerator.save_state()
+                accelerator.print(f"stopped at {progress.update}", flush=True)
+                accelerator.close()
+                sys.exit(STOPPED_EXIT_CODE)
             if progress.update == args.updates:
                 break
     states = accelerator.gather_object([torch.get_rng_state()])

@@ -191,10 +191,10 @@ class Gate:
         self.open, self.reached = threading.Event(), threading.Event()
         original = module.write_snapshot
 
-        def slow(*args):
+        def slow(*args, **kwargs):
             self.reached.set()
             assert self.open.wait(30)
-            return original(*args)
+            return original(*args, **kwargs)
 
         monkeypatch.setattr(module, "write_snapshot", slow)
 
@@ -238,7 +238,7 @@ def test_one_background_save_at_a_time(tmp_path):
 def test_a_background_failure_comes_out_at_wait_or_the_next_save(tmp_path, monkeypatch, caplog):
     import accel_ckpt.saving as module
 
-    def full(*args):
+    def full(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
     ckpt = Checkpointer(tmp_path)
@@ -271,7 +271,7 @@ import time
 import accel_ckpt.saving as module
 from accel_ckpt import Checkpointer
 original = module.write_snapshot
-module.write_snapshot = lambda *args: time.sleep(0.5) or original(*args)
+module.write_snapshot = lambda *args, **kwargs: time.sleep(0.5) or original(*args, **kwargs)
 Checkpointer({str(tmp_path)!r}).save(1, blocking=False)
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -12,11 +13,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 from accel_ckpt import load, read_weights, save, save_checkpoint, save_model
-from accel_ckpt.export import _writes
-from accel_ckpt.ranks import World
 from accel_state import PartialState
 from accel_state.errors import CheckpointError
-from accel_testkit.faults import count_calls, killed_at
+from accel_testkit.faults import count_calls, failing_at, killed_at
 
 
 class Tied(nn.Module):
@@ -242,7 +241,23 @@ def test_ranks_write_once_and_fail_together(tmp_path, ranks):
     assert ranks(_both_write, 2, tmp_path) == [({5.0}, [4])] * 2
 
 
-def test_each_nodes_main_process_writes_if_asked():
-    worlds = [World(rank, 4, rank % 2, 2) for rank in range(4)]
-    assert [_writes(world, True) for world in worlds] == [True, False, True, False]
-    assert [_writes(world, False) for world in worlds] == [True, False, False, False]
+@pytest.mark.parametrize("limit", ["10GB", "0.5KB"])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS], ids=errno.errorcode.get)
+def test_any_call_can_fail_and_the_old_weights_stay(tmp_path, limit, code):
+    target = tmp_path / "m"
+    save_model(net(1), target, limit)
+    save([1], tmp_path / "f.pt")
+    (target / "notes.txt").write_text("mine")
+    calls = count_calls(lambda: save_model(net(1), target, limit))
+    before_commit = next(number for number, name in enumerate(calls) if name == "replace")
+    for number in range(before_commit):
+        with failing_at(number, code), pytest.raises(CheckpointError, match=r"the disk is full|read-only"):
+            save_model(net(2), target, limit)
+        assert values(target) == {1.0}
+        assert [name for name in names(target) if name.startswith(".")] == []
+        assert (target / "notes.txt").read_text() == "mine"
+    for number in range(count_calls(lambda: save([1], tmp_path / "f.pt")).index("replace")):
+        with failing_at(number, code), pytest.raises(CheckpointError, match=r"the disk is full|read-only"):
+            save([2], tmp_path / "f.pt")
+        assert load(tmp_path / "f.pt") == [1]
+        assert names(tmp_path) == ["f.pt", "m"]

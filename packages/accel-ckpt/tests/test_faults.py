@@ -178,7 +178,7 @@ def test_any_call_of_a_save_can_fail(tmp_path, code):
     ckpt.save(1, **Run(1).objects)
     calls = count_calls(lambda: ckpt.save(2, **Run(2).objects))
     before_commit = calls.index("rename")
-    for number in spread(before_commit, 8, SEED):
+    for number in range(before_commit):
         with (
             failing_at(number, code),
             pytest.raises(CheckpointError, match=r"saving to|cannot commit|disk|quota|read-only"),

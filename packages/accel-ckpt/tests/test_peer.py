@@ -104,7 +104,7 @@ def test_weights_that_do_not_fit_are_listed_and_change_nothing(written):
 def test_an_optimizer_that_does_not_fit_is_named(written):
     net, _ = objects(5)
     other = torch.optim.SGD([nn.Parameter(torch.ones(1)) for _ in range(5)])
-    with pytest.raises(CheckpointError, match=r"optimizer\.bin does not fit SGD"):
+    with pytest.raises(CheckpointError, match=r"optimizer\.bin: groups of \[2\] parameters, SGD has groups of \[5\]"):
         load_accelerate_checkpoint(written, models=[net], optimizers=[other])
 
 
@@ -202,3 +202,53 @@ def test_warnings_name_the_users_line(written):
     with pytest.warns(RuntimeWarning, match="no random generators") as caught:
         load_accelerate_checkpoint(written)
     assert caught[0].filename == __file__
+
+
+def test_not_strict_loads_what_fits_and_lists_the_rest(written):
+    net, _ = objects(5)
+    other = torch.optim.SGD([nn.Parameter(torch.ones(1))])
+    schedule = torch.optim.lr_scheduler.StepLR(other, 3)
+    models = [net, nn.Linear(1, 1)]
+    save_file({"weight": torch.full((2, 3), 1.0), "bias": torch.zeros(9)}, written / "model.safetensors")
+    with pytest.warns(RuntimeWarning, match="does not fit wholly") as caught:
+        step = load_accelerate_checkpoint(
+            written, models=models, optimizers=[other], schedulers=[schedule], strict=False
+        )
+    said = str(caught[0].message)
+    for text in (
+        r"model 0: bias: shape (9,) in the checkpoint, (2,) here",
+        "no weights for model 1",
+        "optimizer.bin: groups of [2] parameters, SGD has groups of [1]",
+        "no scheduler.bin for StepLR",
+    ):
+        assert text in said
+    assert step == 12
+    assert net.weight.unique().tolist() == [1.0]
+    assert net.bias.unique().tolist() == [5.0]
+
+
+def test_a_callback_leaves_models_out_and_the_others_are_numbered_without_them(written):
+    net, opt = objects(5)
+    seen = []
+
+    def leave_the_first(path):
+        seen.append(path)
+        return [0]
+
+    extra = nn.Linear(9, 9)
+    load_accelerate_checkpoint(written, models=[extra, net], optimizers=[opt], before_load=leave_the_first)
+    assert values(net, opt) == {1.0}
+    assert seen == [written]
+
+
+def test_what_no_object_takes_is_named_in_one_line(written, caplog):
+    (written / "sampler.bin").write_bytes(b"never read")
+    (written / "notes.txt").write_text("mine")
+    net, opt = objects(5)
+    with caplog.at_level("INFO", "accel_ckpt"):
+        load_accelerate_checkpoint(written, models=[net], optimizers=[opt])
+        load_accelerate_checkpoint(written, models=[net])
+    assert [record.getMessage().partition("also holds ")[2] for record in caplog.records] == [
+        "sampler.bin, left unread",
+        "optimizer.bin, sampler.bin, left unread",
+    ]

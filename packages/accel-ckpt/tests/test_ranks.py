@@ -181,11 +181,11 @@ def save_elsewhere(directory):
     rank = PartialState(cpu=True).process_index
     original = module.write_snapshot
 
-    def write(path, world, snapshot, tensors):
+    def write(path, *args, **kwargs):
         if rank == 1:
             path = directory / "elsewhere"
             path.mkdir(parents=True)
-        return original(path, world, snapshot, tensors)
+        return original(path, *args, **kwargs)
 
     module.write_snapshot = write
     return message_of(lambda: save_checkpoint(directory / "c", {}))

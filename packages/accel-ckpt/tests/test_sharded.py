@@ -250,12 +250,16 @@ def test_parts_that_do_not_make_up_the_whole_are_refused(tmp_path):
     files = {"net": "model.safetensors"}
     half, other = Box((0, 0), (2, 4)), Box((2, 0), (2, 4))
     objects = captured(w=torch.zeros(4, 4))
-    assert len(assign(objects, files, [{"net": {"w": half}}, {"net": {"w": other}}]).entries["net"]["w"].pieces) == 2
+
+    def dealt(*layouts):
+        return assign(objects, files, dict(enumerate(layouts)), main=0)
+
+    assert len(dealt({"net": {"w": half}}, {"net": {"w": other}}).entries["net"]["w"].pieces) == 2
     for second in (half, Box((2, 0), (1, 4)), Box((1, 0), (2, 4))):
         with pytest.raises(CheckpointError, match="do not make up the whole of shape"):
-            assign(objects, files, [{"net": {"w": half}}, {"net": {"w": second}}])
+            dealt({"net": {"w": half}}, {"net": {"w": second}})
     with pytest.raises(CheckpointError, match="rank 1 holds other sharded tensors than rank 0; they differ in net: w"):
-        assign(objects, files, [{"net": {"w": half}}, {}])
+        dealt({"net": {"w": half}}, {})
 
 
 def test_overlaps_are_found_along_any_dim():

@@ -338,3 +338,10 @@ def test_copies_have_workers_of_their_own():
 def test_importing_the_package_costs_no_torch():
     code = "import sys, accel_data; assert 'torch' not in sys.modules; assert 'prepare_data_loader' in dir(accel_data)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_transform_sees_every_batch_and_resumes_with_the_loader():
+    loader = prepared(DataLoader(DATA, batch_size=4), world=1)
+    loader.transform = lambda batch: -batch
+    assert flat(loader) == [-item for item in range(17)]
+    assert flat(loader.skipping(3)) == [-item for item in range(12, 17)]

@@ -3,6 +3,8 @@ import torch
 from torch import nn
 
 from accel_parallel import clip_grad_norm_, clip_grad_value_, total_norm
+from accel_testkit.nets import TP_PLAN, next_token_loss
+from accel_testkit.training import tied_net, tokens
 
 
 def with_grads(scale: float = 3.0) -> nn.Module:
@@ -91,3 +93,63 @@ def test_one_norm_over_sharded_and_plain_gradients(ranks):
         assert abs(norm_error) < 1e-5
         assert gradient_error < 1e-6
         assert top == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp1", "fsdp2", "fsdp2+tp"])
+def test_inside_a_window_the_norm_so_far_is_told_and_nothing_changes(ranks, strategy):
+    def body(strategy):
+        from accel_parallel import (
+            Accumulation,
+            FullyShardedDataParallelPlugin,
+            GradientAccumulationPlugin,
+            NativeEngine,
+            ParallelismConfig,
+            Plan,
+            PlanContext,
+            Prepared,
+            ddp,
+            fsdp1,
+            fully_shard_blocks,
+            single,
+            tensor_parallel,
+        )
+        from accel_state import GradientState, PartialState
+
+        state = PartialState(cpu=True)
+        sizes = {"dp_shard_size": 2, "tp_size": 2} if strategy == "fsdp2+tp" else None
+        mesh = None if sizes is None else ParallelismConfig(**sizes).build_device_mesh("cpu")
+        context = PlanContext(device=state.device, world_size=state.num_processes, mesh=mesh)
+        steps = {
+            "ddp": [single(), ddp()],
+            "fsdp1": [fsdp1(FullyShardedDataParallelPlugin(fsdp_version=1))],
+            "fsdp2": [fully_shard_blocks()],
+            "fsdp2+tp": [tensor_parallel(TP_PLAN), fully_shard_blocks()],
+        }[strategy]
+        gradient_state = GradientState(GradientAccumulationPlugin(num_steps=3))
+        engine = NativeEngine(Plan(steps), context, gradient_state=gradient_state)
+        (model,) = engine.prepare(Prepared(models=(tied_net(),))).models
+        accumulation, part = Accumulation(gradient_state), state.process_index // (state.num_processes // 2)
+        norms = []
+        for batch in tokens(3):
+            with accumulation.block((model,)):
+                mine = batch.chunk(2)[part]
+                engine.backward(next_token_loss(model(mine), mine))
+                norms.append([engine.clip_grad_norm_(model.parameters(), 0.01).item() for _ in range(2)])
+        return part, norms
+
+    def local_norms(part):
+        model, norms = tied_net(), []
+        for batch in tokens(2):
+            mine = batch.chunk(2)[part]
+            (next_token_loss(model(mine), mine) / 3).backward()
+            norms.append(nn.utils.get_total_norm([p.grad for p in model.parameters()]).item())
+        return norms
+
+    whole = tied_net()
+    for batch in tokens(3):
+        (next_token_loss(whole(batch), batch) / 3).backward()
+    final = nn.utils.get_total_norm([p.grad for p in whole.parameters()]).item()
+    for part, norms in ranks(body, 4 if strategy == "fsdp2+tp" else 2, strategy):
+        for (first, again), want in zip(norms[:2], local_norms(part), strict=True):
+            assert first == again == pytest.approx(want, rel=1e-5)
+        assert norms[2] == pytest.approx([final, 0.01], rel=1e-4)  # clipped at the end, and to that

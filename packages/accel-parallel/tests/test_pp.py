@@ -144,8 +144,8 @@ def test_a_traced_model_equals_one_device(ranks):
 
 
 def test_runs_are_balanced_and_none_is_empty():
-    assert balanced_runs([5, 1, 1, 1, 5], 3) == [range(0, 1), range(1, 4), range(4, 5)]
-    assert balanced_runs([1, 1, 1, 9], 3) == [range(0, 2), range(2, 3), range(3, 4)]
+    assert balanced_runs([5, 1, 1, 1, 5], 3) == [range(1), range(1, 4), range(4, 5)]
+    assert balanced_runs([1, 1, 1, 9], 3) == [range(2), range(2, 3), range(3, 4)]
     assert balanced_runs([9, 1, 1, 1], 4) == [range(i, i + 1) for i in range(4)]
     for sizes in ([3, 1, 4, 1, 5, 9, 2, 6], [1] * 7, [10, 1, 1, 1, 1, 1]):
         for count in range(1, len(sizes) + 1):

@@ -144,11 +144,6 @@ def test_a_path_that_is_none_is_refused(path):
         Accelerator(cpu=True).save_state(path)
 
 
-def test_saving_on_each_node_is_refused(tmp_path):
-    with pytest.raises(SettingError, match="save_on_each_node"):
-        Run(tmp_path, save_on_each_node=True).accelerator.save_state(tmp_path / "state")
-
-
 def test_naming_without_a_project_directory_is_an_error():
     config = ProjectConfiguration(automatic_checkpoint_naming=True)
     with pytest.raises(SettingError, match="project_dir"):

@@ -19,10 +19,68 @@ def test_one_process_fits_a_plan_of_one_and_no_other():
         Accelerator(cpu=True, parallelism_config=ParallelismConfig(tp_size=2))
 
 
-@pytest.mark.parametrize("axis", ["pp", "cp", "sp"])
-def test_axes_without_a_step_are_refused_with_a_way_out(axis):
-    with pytest.raises(SettingError, match=rf"{axis}_size=2: .* no step yet. Way out"):
-        Accelerator(cpu=True, parallelism_config=ParallelismConfig(**{f"{axis}_size": 2}))
+def test_what_a_pipeline_cannot_be_combined_with_is_refused():
+    with pytest.raises(SettingError, match=r"pp_size=2 and a shared sequence"):
+        Accelerator(cpu=True, parallelism_config=ParallelismConfig(pp_size=2, cp_size=2))
+    with pytest.raises(SettingError, match=r"mixed_precision='fp16' with pp_size=2: .*Use 'bf16'"):
+        Accelerator(cpu=True, mixed_precision="fp16", parallelism_config=ParallelismConfig(pp_size=2))
+
+
+def test_a_pipeline_trains_as_the_same_script_does_on_one_process(ranks):
+    def body(num_ranks):
+        import torch
+        import torch.nn.functional as F
+        from torch.utils.data import DataLoader, TensorDataset
+
+        from accel import Accelerator
+        from accel.utils import set_seed
+        from accel_parallel import ParallelismConfig, PipelineConfig
+        from accel_state.errors import CheckpointError
+
+        config = ParallelismConfig(pp_size=num_ranks, pp_handler=PipelineConfig(num_microbatches=2))
+        accelerator = Accelerator(cpu=True, parallelism_config=config, gradient_accumulation_steps=2)
+        set_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        data = TensorDataset(torch.randn(16, 4), torch.arange(16) % 3)
+        model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(data, batch_size=4))
+        losses, norms = [], []
+        for batch in loader:
+            with accelerator.accumulate(model):
+                losses.append(accelerator.forward_backward(batch, F.cross_entropy))
+                if accelerator.sync_gradients:
+                    norms.append(accelerator.clip_grad_norm_(model.parameters(), 1.0).item())
+                optimizer.step()
+                optimizer.zero_grad()
+        batch = {"input": torch.ones(4, 4), "labels": torch.zeros(4, dtype=torch.long)}
+        last = accelerator.forward_backward(batch, F.cross_entropy)
+        for wrong in (torch.ones(4), {"input": torch.ones(4, 4)}):
+            with pytest.raises(SettingError, match=r"give a tuple \(arguments\.\.\., target\), or a dict"):
+                accelerator.forward_backward(wrong, F.cross_entropy)
+        if num_ranks > 1:
+            assert "pp" in accelerator.explain()
+            with pytest.raises(CheckpointError, match="checkpoints of pipelines"):
+                accelerator.save_state("nowhere")
+        return [None if loss is None else float(loss) for loss in (*losses, last)], norms
+
+    ((want, want_norms),) = ranks(body, 1, 1)
+    (first, first_norms), (second, second_norms) = ranks(body, 2, 2)
+    assert first == [None] * 5
+    assert second == pytest.approx(want, rel=1e-5)
+    assert first_norms == second_norms == pytest.approx(want_norms, rel=1e-5)
+
+
+def test_deepspeed_as_the_backend_of_sequences_is_refused_with_a_way_out():
+    with pytest.raises(SettingError, match=r"sp_backend='deepspeed': .*Way out: sp_backend='native'"):
+        Accelerator(cpu=True, parallelism_config=ParallelismConfig(sp_size=2, sp_backend="deepspeed"))
+
+
+def test_a_context_without_cp_is_harmless():
+    import torch
+
+    tokens = torch.arange(5)
+    with Accelerator(cpu=True).maybe_context_parallel([tokens], [0], {tokens}):
+        assert tokens.tolist() == [0, 1, 2, 3, 4]
 
 
 def test_fsdp_on_one_process_without_a_group_is_refused_not_ignored():
@@ -156,3 +214,109 @@ def test_a_tensor_parallel_model_trains_by_the_handlers_plan(ranks, sizes):
     want, _ = single_truth()
     for norms in ranks(body, 2 * sizes.get("dp_shard_size", 1), sizes):
         assert norms == pytest.approx(want, rel=1e-5)
+
+
+CP_FROM_LAUNCHER = {
+    "ACCELERATE_USE_PARALLELISM_CONFIG": "true",
+    "PARALLELISM_CONFIG_CP_SIZE": "2",
+    "PARALLELISM_CONFIG_CP_COMM_STRATEGY": "alltoall",
+}
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_sequences_are_shared_inside_the_context(ranks, n):
+    def body(variables):
+        import os
+
+        import torch
+        import torch.nn.functional as F
+
+        from accel import Accelerator
+        from accel_parallel import shift_labels
+        from accel_testkit.training import tied_net, tokens, train_sequences
+
+        os.environ.update(variables)
+        accelerator = Accelerator(cpu=True)
+        assert "passed on from rank to rank" in accelerator.explain()
+        loader = torch.utils.data.DataLoader(tokens().flatten(0, 1), batch_size=8 // (accelerator.num_processes // 2))
+        model, loader = accelerator.prepare(tied_net(), loader)
+        batches = iter(loader)
+
+        def step_of(model, _batch, total):
+            batch = next(batches)
+            labels, positions = shift_labels(batch), torch.arange(batch.shape[1])
+            whole = batch.clone()
+            with accelerator.maybe_context_parallel([batch, labels, positions], [1, 1, 0], {labels}):
+                logits = model(batch, positions)
+                loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+                accelerator.backward(loss * accelerator.num_processes / total)
+            assert torch.equal(batch, whole)
+            assert labels.shape[1] * 2 == batch.shape[1]
+
+        return train_sequences(model, step_of, tokens()), len(loader)
+
+    from accel_testkit.training import single_truth
+
+    want, _ = single_truth()
+    variables = CP_FROM_LAUNCHER | ({"PARALLELISM_CONFIG_DP_SHARD_SIZE": "2"} if n == 4 else {})
+    for norms, length in ranks(body, n, variables):
+        assert norms == pytest.approx(want, rel=1e-5)
+        assert length == 3
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_prepared_loaders_deal_sequences_to_the_ranks_that_share_them(ranks, n):
+    def body(variables):
+        import os
+
+        import torch
+        import torch.nn.functional as F
+
+        from accel import Accelerator
+        from accel_testkit.training import tied_net, tokens, train_sequences
+
+        os.environ.update(variables)
+        accelerator = Accelerator(cpu=True)
+        assert "sequences shared over 2 ranks" in accelerator.explain()
+        rows = [{"input_ids": row, "labels": row, "row": index} for index, row in enumerate(tokens().flatten(0, 1))]
+        loader = torch.utils.data.DataLoader(rows, batch_size=8 // (accelerator.num_processes // 2))
+        model, loader = accelerator.prepare(tied_net(), loader)
+        assert accelerator.prepare(loader) is loader
+        seen = []
+
+        def step_of(model, _batch, total):
+            batch = next(batches)
+            assert batch["input_ids"].shape[1] == 8
+            logits = model(batch["input_ids"], batch["position_ids"])
+            loss = F.cross_entropy(logits.flatten(0, 1), batch["shift_labels"].flatten(), reduction="sum")
+            accelerator.backward(loss * accelerator.num_processes / total)
+            seen.extend(accelerator.gather_for_metrics(batch["row"]).tolist())
+
+        batches = iter(loader)
+        return train_sequences(model, step_of, tokens()), seen
+
+    from accel_testkit.training import single_truth
+
+    want, _ = single_truth()
+    variables = {"ACCELERATE_USE_PARALLELISM_CONFIG": "true", "PARALLELISM_CONFIG_SP_SIZE": "2"}
+    for norms, seen in ranks(body, n, variables | ({"PARALLELISM_CONFIG_DP_SHARD_SIZE": "2"} if n == 4 else {})):
+        assert norms == pytest.approx(want, rel=1e-5)
+        assert sorted(seen) == list(range(24))  # each sample once, though two ranks read it
+
+
+def test_a_fixed_length_of_sequences_is_held_to(ranks):
+    def body():
+        import torch
+
+        from accel import Accelerator
+        from accel_parallel import DeepSpeedSequenceParallelConfig, ParallelismConfig
+
+        handler = DeepSpeedSequenceParallelConfig(sp_seq_length=16, sp_seq_length_is_variable=False)
+        accelerator = Accelerator(cpu=True, parallelism_config=ParallelismConfig(sp_size=2, sp_handler=handler))
+        loader = accelerator.prepare(torch.utils.data.DataLoader([{"input_ids": torch.arange(8)}]))
+        try:
+            next(iter(loader))
+        except ValueError as error:
+            return str(error)
+
+    assert all("8 positions, and sp_seq_length=16 is fixed" in text for text in ranks(body, 2))

@@ -36,9 +36,11 @@ if TYPE_CHECKING:
     from .names import WEIGHTS_INDEX_NAME as WEIGHTS_INDEX_NAME
     from .names import WEIGHTS_NAME as WEIGHTS_NAME
     from .names import WEIGHTS_PATTERN_NAME as WEIGHTS_PATTERN_NAME
+    from .peer import AccelerateCheckpoint as AccelerateCheckpoint
     from .peer import is_accelerate_checkpoint as is_accelerate_checkpoint
     from .peer import load_accelerate_checkpoint as load_accelerate_checkpoint
     from .peer import load_accelerator_state as load_accelerator_state
+    from .peer import open_accelerate_checkpoint as open_accelerate_checkpoint
     from .peer_files import save_accelerator_state as save_accelerator_state
     from .peer_files import write_accelerate_files as write_accelerate_files
     from .project import ProjectConfiguration as ProjectConfiguration
@@ -68,7 +70,13 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "manifest": ["Manifest"],
         "commit": ["remove_checkpoint"],
         "convert": ["convert_to_accelerate"],
-        "peer": ["is_accelerate_checkpoint", "load_accelerate_checkpoint", "load_accelerator_state"],
+        "peer": [
+            "AccelerateCheckpoint",
+            "is_accelerate_checkpoint",
+            "load_accelerate_checkpoint",
+            "load_accelerator_state",
+            "open_accelerate_checkpoint",
+        ],
         "peer_files": ["save_accelerator_state", "write_accelerate_files"],
         "dcp": ["convert_to_dcp"],
         "merging": ["merge_fsdp_weights"],

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from accel_state import warn_user
 from accel_state.errors import CheckpointCorruptError, CheckpointError, CheckpointNotFoundError
@@ -16,9 +16,12 @@ from .codec import Codec
 from .commit import real_directory, remove_checkpoint
 from .loading import load_checkpoint
 from .manifest import manifest_path, read_manifest
-from .ranks import current_world, from_main
+from .ranks import World, current_world, together
 from .retention import CheckpointInfo, Keep
-from .saving import BeforeWrite, SaveHandle, save_checkpoint, save_in_background
+from .saving import SaveHandle, save_checkpoint, save_in_background
+from .started import BeforeWrite
+
+T = TypeVar("T")
 
 
 class Checkpointer:
@@ -32,6 +35,8 @@ class Checkpointer:
             always kept.
         codecs: for types that states hold beyond numbers, strings, lists, dicts and tensors.
         prefix: of the directories' names.
+        save_on_each_node: one process of each node writes whole checkpoints, for file systems that nodes do not share;
+            the newest is then the newest that every node has.
     """
 
     def __init__(
@@ -41,11 +46,13 @@ class Checkpointer:
         *,
         codecs: Sequence[Codec] = (),
         prefix: str = "step-",
+        save_on_each_node: bool = False,
     ) -> None:
         self.directory = real_directory(directory)
         self.keep = keep
         self.codecs = tuple(codecs)
         self.prefix = prefix
+        self.save_on_each_node = save_on_each_node
         self._pending: SaveHandle | None = None
         self._buffers = CopyBuffers()
 
@@ -85,7 +92,7 @@ class Checkpointer:
                 f"keep={self.keep!r} compares {', '.join(missing)}: pass metrics={{{missing[0]!r}: …}}."
             )
         world = current_world()
-        target = from_main(world, f"saving to {self.directory}", lambda: self._new_directory(step))
+        target = self._new_directory(world, step)
         if blocking:
             path = save_checkpoint(
                 target,
@@ -96,8 +103,9 @@ class Checkpointer:
                 codecs=self.codecs,
                 before_write=before_write,
                 before_commit=before_commit,
+                save_on_each_node=self.save_on_each_node,
             )
-            if world.is_main:
+            if world.commits(self.save_on_each_node):
                 self._prune()
             return path
         self._pending = save_in_background(
@@ -111,6 +119,7 @@ class Checkpointer:
             before_commit=before_commit,
             buffers=self._buffers,
             on_commit=self._prune,
+            save_on_each_node=self.save_on_each_node,
         )
         return self._pending
 
@@ -149,20 +158,42 @@ class Checkpointer:
             CheckpointCorruptError: none is whole.
             CheckpointMismatchError: the newest whole one does not fit; older ones are not tried.
         """
+
+        def load(path: Path) -> int:
+            loaded = load_checkpoint(path, objects, strict=strict, codecs=self.codecs, before_load=before_load)
+            return _step_of(path) if loaded.step is None else loaded.step
+
+        return self.load_newest(load, step=step)
+
+    def load_newest(self, load: Callable[[Path], T], *, step: int | None = None) -> T:
+        """Call a function with the newest checkpoint, and with the one before where that one is damaged.
+
+        Args:
+            load: gets a directory `<prefix><number>`, be it a checkpoint or not; raises CheckpointCorruptError or
+                CheckpointNotFoundError, on all ranks, for one to pass over.
+            step: call it with this one only.
+
+        Returns:
+            What the function returns.
+
+        Raises:
+            CheckpointNotFoundError: there is no such directory.
+            CheckpointCorruptError: the function could load none; says why.
+        """
         self.wait()
         world = current_world()
-        paths = from_main(world, f"loading from {self.directory}", lambda: self._candidates(step))
-        problems = []
-        for path in reversed(paths):
+        paths = self._candidates(world, step)
+        problems: list[CheckpointError] = []
+        for path in paths:
             try:
-                loaded = load_checkpoint(path, objects, strict=strict, codecs=self.codecs, before_load=before_load)
-            except CheckpointCorruptError as error:
-                problems.append(str(error))
-                if path != paths[0] and world.is_main:
+                return load(path)
+            except (CheckpointCorruptError, CheckpointNotFoundError) as error:
+                problems.append(error)
+                if path != paths[-1] and world.is_main:
                     warn_user(f"falling back to the checkpoint before: {error}", RuntimeWarning)
-                continue
-            return _step_of(path) if loaded.step is None else loaded.step
-        raise CheckpointCorruptError(f"no checkpoint in {self.directory} is whole: {'; '.join(problems)}")
+        if all(isinstance(problem, CheckpointNotFoundError) for problem in problems):
+            raise problems[0]
+        raise CheckpointCorruptError(f"no checkpoint in {self.directory} is whole: {'; '.join(map(str, problems))}")
 
     def latest(self) -> CheckpointInfo | None:
         """The newest committed checkpoint, or None."""
@@ -173,14 +204,40 @@ class Checkpointer:
         by_step = {info.step: info for info in list_checkpoints(self.directory, self.prefix)}
         return list(by_step.values())
 
-    def _candidates(self, step: int | None) -> list[Path]:
-        paths = [path for path in _directories(self.directory, self.prefix) if step is None or _step_of(path) == step]
-        if not paths:
+    def _candidates(self, world: World, step: int | None) -> list[Path]:
+        """What may be a checkpoint, newest first: as rank 0 sees it, or on every node."""
+        doing = f"loading from {self.directory}"
+        listed = together(world, doing, lambda: self._names(step) if world.commits(self.save_on_each_node) else None)
+        of_nodes = [names for names in listed if names is not None]
+        everywhere = [name for name in of_nodes[0] if all(name in names for names in of_nodes)]
+        if not everywhere:
             what = "no committed checkpoint" if step is None else f"no checkpoint of step {step}"
-            raise CheckpointNotFoundError(f"there is {what} in {self.directory}.")
-        return paths if step is None else paths[-1:]
+            raise CheckpointNotFoundError(
+                f"there is {what} in {self.directory}{' that every node has' if any(of_nodes) else ''}."
+            )
+        somewhere = {name for names in of_nodes for name in names[-1:]} - {everywhere[-1]}
+        if somewhere and world.is_main:
+            warn_user(
+                f"not every node has {', '.join(sorted(somewhere))} in {self.directory}: going on from "
+                f"{everywhere[-1]}, the newest that all have",
+                RuntimeWarning,
+            )
+        paths = [self.directory / name for name in reversed(everywhere)]
+        return paths if step is None else paths[:1]
 
-    def _new_directory(self, step: int) -> Path:
+    def _names(self, step: int | None) -> list[str]:
+        paths = _directories(self.directory, self.prefix)
+        return [path.name for path in paths if step is None or _step_of(path) == step]
+
+    def _new_directory(self, world: World, step: int) -> Path:
+        """`<prefix><step>`, or with a number of its own where that is taken, on any node."""
+        doing = f"saving to {self.directory}"
+        attempts = together(world, doing, lambda: self._attempt(step) if world.commits(self.save_on_each_node) else 1)
+        attempt = max(attempts)
+        return self.directory / (f"{self.prefix}{step}" + (f".{attempt}" if attempt > 1 else ""))
+
+    def _attempt(self, step: int) -> int:
+        """How many times this step will have been saved here, this time included."""
         if type(step) is not int or step < 0:
             raise CheckpointError(f"step={step!r} is not a count of updates; give an int of at least 0.")
         newest = max(map(_step_of, _directories(self.directory, self.prefix)), default=step)
@@ -190,12 +247,7 @@ class Checkpointer:
                 "one, and retention would remove the new one. To go on from an older step, remove the newer "
                 "checkpoints first, or use another directory."
             )
-        base = target = self.directory / f"{self.prefix}{step}"
-        attempt = 1
-        while os.path.lexists(target):
-            attempt += 1
-            target = base.with_name(f"{base.name}.{attempt}")
-        return target
+        return 1 + max((n for number, n, _ in _numbered(self.directory, self.prefix) if number == step), default=0)
 
     def superseded(self) -> list[Path]:
         """The checkpoints that the retention rule does not keep, and all but the last save of each step."""
@@ -237,15 +289,19 @@ def list_checkpoints(directory: str | os.PathLike[str], prefix: str) -> list[Che
 
 def _directories(directory: Path, prefix: str) -> list[Path]:
     """`<prefix><number>`, and `<prefix><number>.<n>` for the n-th save of a number; oldest first."""
+    return [path for _, _, path in sorted(_numbered(directory, prefix)) if path.is_dir()]
+
+
+def _numbered(directory: Path, prefix: str) -> list[tuple[int, int, Path]]:
+    """Whatever has such a name: its number, which save of it, and its path."""
     pattern = re.compile(rf"{re.escape(prefix)}(\d+)(?:\.(\d+))?")
     if not directory.is_dir():
         return []
-    found = [
+    return [
         (int(match[1]), int(match[2] or 1), path)
         for path in directory.iterdir()
-        if (match := pattern.fullmatch(path.name)) and path.is_dir()
+        if (match := pattern.fullmatch(path.name))
     ]
-    return [path for _, _, path in sorted(found)]
 
 
 def _step_of(path: Path) -> int:

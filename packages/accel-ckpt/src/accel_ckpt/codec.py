@@ -340,8 +340,13 @@ def load_json(text: bytes, where: str) -> Any:
             raise ValueError("the same key twice")
         return found
 
+    def finite(digits: str) -> float:
+        if math.isinf(number := float(digits)):
+            raise ValueError(f"the number {digits[:20]} is beyond all floats")
+        return number
+
     try:
-        return json.loads(text, parse_constant=refuse, object_pairs_hook=unique)
+        return json.loads(text, parse_constant=refuse, parse_float=finite, object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
         raise CheckpointCorruptError(f"{where} is not valid JSON: {error}") from error
 

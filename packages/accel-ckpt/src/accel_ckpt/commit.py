@@ -73,13 +73,19 @@ def open_staging(target: Path) -> Staging:
         finish_journal(target)
         _unlink(target / OWNER_NAME)  # left if its save died between the commit and this
     prefix = f".{target.name}{STAGING_MARK}"
-    for other in remove_leftovers(home):
-        if other.name.startswith(prefix):
-            raise CheckpointError(
-                f"{describe_owner(other)} is saving to {target} right now. Give each run its own directory, or wait."
-            )
     path, owned = _make_staging(home, prefix)
-    return Staging(target=target, path=path, replaces=replaces, claim=owned)
+    staging = Staging(target=target, path=path, replaces=replaces, claim=owned)
+    try:  # only now: of two that begin at once, at least one sees the other
+        for other in remove_leftovers(home, own=path):
+            if other.name.startswith(prefix):
+                raise CheckpointError(
+                    f"{describe_owner(other)} is saving to {target} right now. Give each run its own directory, or "
+                    "wait."
+                )
+    except BaseException:
+        discard(staging)
+        raise
+    return staging
 
 
 def stage_beside(target: Path) -> Staging:
@@ -93,8 +99,14 @@ def _make_staging(home: Path, prefix: str) -> tuple[Path, Claim]:
     while True:
         path = home / f"{prefix}{secrets.token_hex(8)}"
         os.mkdir(path)  # noqa: PTH102 - one system call
-        with contextlib.suppress(FileNotFoundError):  # taken for an empty leftover: make another
+        try:
             return path, claim(path)
+        except FileNotFoundError:
+            continue  # taken for an empty leftover: make another
+        except OSError:
+            _unlink(path / OWNER_NAME)
+            _rmdir_if_empty(path)
+            raise
 
 
 @contextlib.contextmanager
@@ -166,8 +178,10 @@ def _check_nothing_in_the_way(target: Path, files: Collection[str]) -> None:
         if path.is_dir() and not path.is_symlink():
             raise CheckpointError(f"{path} is a directory where the checkpoint has a file; move it or save elsewhere.")
         for parent in path.relative_to(target).parents[:-1]:
-            if (target / parent).exists() and not (target / parent).is_dir():
-                raise CheckpointError(f"{target / parent} is a file where the checkpoint has a directory; move it.")
+            inner = target / parent
+            if inner.is_symlink() or (inner.exists() and not inner.is_dir()):
+                kind = "symbolic link" if inner.is_symlink() else "file"
+                raise CheckpointError(f"{inner} is a {kind} where the checkpoint has a directory; move it.")
 
 
 # ---------------------------------------------------------------- the journal
@@ -207,7 +221,7 @@ def _move_into_place(target: Path, claim: Claim | None) -> None:
                 make_directories((target / name).parent)
                 os.replace(journal / name, target / name)  # noqa: PTH105 - one system call
         for name in _stale(target, new):
-            _unlink(target / name)
+            _unlink_own(target, name)
         for parent in {(target / name).parent for name in new.files} | {target}:
             flush_directory(parent)
         os.replace(journal / MANIFEST_NAME, target / MANIFEST_NAME)  # noqa: PTH105
@@ -231,8 +245,11 @@ def _stale(target: Path, new: Manifest) -> list[str]:
 # ---------------------------------------------------------------- removal
 
 
-def remove_leftovers(home: Path) -> list[Path]:
+def remove_leftovers(home: Path, own: Path | None = None) -> list[Path]:
     """Remove what dead saves and interrupted removals left in a directory: only what we made, only if no one owns it.
+
+    Args:
+        own: a staging directory of this process, left alone.
 
     Returns:
         The staging directories of saves that are under way.
@@ -240,7 +257,7 @@ def remove_leftovers(home: Path) -> list[Path]:
     alive = []
     for path in list(home.iterdir()):
         staging, trash = _STAGING.fullmatch(path.name), _TRASH.fullmatch(path.name)
-        if not (staging or trash) or path.is_symlink() or not path.is_dir():
+        if not (staging or trash) or path == own or path.is_symlink() or not path.is_dir():
             continue
         with _left_alone_if_impossible(path):
             if trash:
@@ -313,10 +330,7 @@ def remove_checkpoint(directory: Path) -> None:
     finish_journal(directory)
     manifest = read_manifest(directory / MANIFEST_NAME)
     ours = {*manifest.files, MANIFEST_NAME, OWNER_NAME}
-    present = {
-        Path(path, name).relative_to(directory).as_posix() for path, _, names in os.walk(directory) for name in names
-    }
-    if not present <= ours:
+    if not _present(directory) <= ours:
         _remove_checkpoint_files(directory)
         return
     trash = directory.with_name(f".{directory.name}{TRASH_MARK}{secrets.token_hex(8)}")
@@ -325,12 +339,21 @@ def remove_checkpoint(directory: Path) -> None:
     flush_directory(directory.parent)
 
 
+def _present(directory: Path) -> set[str]:
+    """All that is no folder, by relative path; links to folders too."""
+    return {
+        Path(path, name).relative_to(directory).as_posix()
+        for path, folders, names in os.walk(directory)
+        for name in (*names, *(folder for folder in folders if Path(path, folder).is_symlink()))
+    }
+
+
 def _remove_checkpoint_files(directory: Path) -> None:
     """Unlink what the manifest lists, then the manifest, then the directories that are empty."""
     if (directory / MANIFEST_NAME).is_file():
         manifest = read_manifest(directory / MANIFEST_NAME)
         for name in manifest.files:
-            _unlink(directory / name)
+            _unlink_own(directory, name)
         for parent in sorted({p for name in manifest.files for p in Path(name).parents[:-1]}, reverse=True):
             _rmdir_if_empty(directory / parent)
         _unlink(directory / OWNER_NAME)
@@ -342,8 +365,15 @@ def _rmdir_if_empty(path: Path) -> None:
     try:
         os.rmdir(path)  # noqa: PTH106
     except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT, errno.ENOTDIR):  # the last: a link
             raise
+
+
+def _unlink_own(directory: Path, name: str) -> None:
+    """Remove a file of a checkpoint, unless a link that someone put in its place leads elsewhere."""
+    parent = Path(os.path.realpath((directory / name).parent))
+    if parent.is_relative_to(os.path.realpath(directory)):
+        _unlink(parent / Path(name).name)
 
 
 def _unlink(path: Path) -> None:

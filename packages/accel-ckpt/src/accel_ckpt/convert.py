@@ -25,7 +25,7 @@ from .peer_files import (
     write_torch_file,
 )
 from .stored import open_tensors
-from .tensors import write_tensors
+from .tensors import write_tensors_unhashed
 
 _OURS = ("accelerator", "trackers")
 
@@ -66,7 +66,7 @@ def _write_all(new: Path, path: Path, manifest: Manifest, trees: Mapping[str, An
             own = {
                 key: tensor for key, tensor in tensors.items() if entry.tensors[key].file.startswith(SAFE_MODEL_NAME)
             }
-            write_tensors(new / _next(counts, SAFE_MODEL_NAME, ".safetensors"), own)
+            write_tensors_unhashed(new / _next(counts, SAFE_MODEL_NAME, ".safetensors"), own, {})
             left_out += [f"{name}: extra state"] if tree["extra"] else []
         elif entry.kind == "optimizer":
             write_torch_file(new / _next(counts, OPTIMIZER_NAME, ".bin"), _numbered_state(name, tree, tensors))

@@ -5,10 +5,11 @@ Everything here goes through `os`, one system call at a time, so that a test can
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,10 +59,7 @@ def write_file(path: Path, parts: Iterable[bytes | memoryview], expected_bytes: 
         OSError: as the system reports it.
     """
     digest, size_bytes = xxhash.xxh3_128(), 0
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    try:
-        if expected_bytes >= _LARGE_BYTES:
-            _reserve(fd, expected_bytes)
+    with _new_file(path, expected_bytes) as fd:
         for part in parts:
             view = memoryview(part).cast("B")
             for start in range(0, len(view), PIECE_BYTES):
@@ -69,10 +67,27 @@ def write_file(path: Path, parts: Iterable[bytes | memoryview], expected_bytes: 
                 digest.update(piece)
                 _write_all(fd, piece)
             size_bytes += len(view)
+    return FileEntry(size_bytes=size_bytes, xxh3_128=digest.hexdigest())
+
+
+def write_unhashed(path: Path, parts: Iterable[bytes | memoryview], expected_bytes: int = 0) -> None:
+    """The same, for a file of which nobody asks the checksum."""
+    with _new_file(path, expected_bytes) as fd:
+        for part in parts:
+            _write_all(fd, memoryview(part).cast("B"))
+
+
+@contextlib.contextmanager
+def _new_file(path: Path, expected_bytes: int) -> Iterator[int]:
+    """A new file's descriptor; the file is flushed at the end of the block."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        if expected_bytes >= _LARGE_BYTES:
+            _reserve(fd, expected_bytes)
+        yield fd
         os.fsync(fd)
     finally:
         os.close(fd)
-    return FileEntry(size_bytes=size_bytes, xxh3_128=digest.hexdigest())
 
 
 def _reserve(fd: int, size_bytes: int) -> None:

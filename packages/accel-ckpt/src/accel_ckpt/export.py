@@ -24,9 +24,9 @@ from .durable import flush_directory, flush_file, make_directories, write_file
 from .manifest import manifest_path
 from .names import SAFE_WEIGHTS_PATTERN_NAME, WEIGHTS_PATTERN_NAME
 from .objects import plain_model
-from .ranks import World, current_world, together
+from .ranks import current_world, together
 from .shards import Weights, WeightsName, plan_shards, size_in_bytes, split_aliases
-from .tensors import write_tensors
+from .tensors import write_tensors_unhashed
 
 ALIASES_KEY = "accel.aliases"
 
@@ -63,7 +63,7 @@ def save_model(
     limit_bytes = size_in_bytes(max_shard_size)
 
     def write() -> None:
-        if _writes(world, save_on_each_node):
+        if world.commits(save_on_each_node):
             refuse_a_checkpoint(target)
             state = plain_model(model).state_dict()
             _save_weights(state, target, limit_bytes, safe_serialization)
@@ -91,7 +91,7 @@ def save(
     target, world = real_directory(f), current_world()
 
     def write() -> None:
-        if not _writes(world, save_on_each_node):
+        if not world.commits(save_on_each_node):
             return
         if target.is_dir():
             raise CheckpointError(f"{target} is a directory; save() writes one file. Name a file in it.")
@@ -102,10 +102,6 @@ def save(
                 _write_torch(path, obj)
 
     together(world, f"saving {target}", write)
-
-
-def _writes(world: World, save_on_each_node: bool) -> bool:
-    return world.is_local_main if save_on_each_node else world.is_main
 
 
 def refuse_a_checkpoint(target: Path) -> None:
@@ -150,7 +146,7 @@ def write_weights(state: Mapping[str, Any], target: Path, safe_serialization: bo
 
 def _write_safetensors(path: Path, weights: Weights) -> None:
     metadata = {ALIASES_KEY: json.dumps(dict(weights.aliases))} if weights.aliases else {}
-    write_tensors(path, weights.tensors, metadata)
+    write_tensors_unhashed(path, weights.tensors, metadata)
 
 
 def _write_torch(path: Path, obj: Any) -> None:

@@ -48,36 +48,37 @@ def layout_of(objects: Mapping[str, Captured]) -> dict[str, dict[str, Box]]:
     return {name: boxes for name, boxes in found.items() if boxes}
 
 
-def assign(objects: Mapping[str, Captured], files: Mapping[str, str], layouts: Sequence[Layout]) -> Plan:
+def assign(objects: Mapping[str, Captured], files: Mapping[str, str], layouts: Mapping[int, Layout], main: int) -> Plan:
     """Deal the writing out.
 
-    An object without sharded tensors is written whole, by rank 0. Of one with some, each distinct box is written by
-    that one of its holders that has least to write so far; so are its plain tensors, which all ranks hold alike, but
-    for those that may differ (buffers), which rank 0 writes.
+    An object without sharded tensors is written whole, by the main rank. Of one with some, each distinct box is written
+    by that one of its holders that has least to write so far; so are its plain tensors, which all ranks hold alike, but
+    for those that may differ (buffers), which the main rank writes.
 
     Args:
         objects: what this rank captured; the same names on all ranks.
         files: object -> the file of its bulk.
-        layouts: by rank.
+        layouts: of the ranks that write this checkpoint, by rank.
+        main: the one of them that commits it.
 
     Raises:
-        CheckpointError: ranks hold other tensors than rank 0, or parts that do not make up the whole.
+        CheckpointError: ranks hold other tensors than the main one, or parts that do not make up the whole.
     """
-    _check_same_tensors(layouts)
+    _check_same_tensors(layouts, main)
     entries: dict[str, dict[str, TensorEntry]] = {}
     writers: dict[int, dict[str, list[tuple[str, str]]]] = {}
-    load_bytes = [0] * len(layouts)
+    load_bytes = dict.fromkeys(layouts, 0)
     for name, captured in objects.items():
         entries[name] = {}
         for key, tensor in captured.tensors.items():
             base = STATE_TENSORS_NAME if key in captured.side else files[name]
-            holders = _holders(name, key, captured, layouts)
+            holders = _holders(name, key, captured, layouts, main)
             if holders is None:
-                dealt = [(whole_box(tensor.shape), 0)]
+                dealt = [(whole_box(tensor.shape), main)]
             else:
                 dealt = _deal(holders, tensor.element_size(), load_bytes)
                 _check_whole(f"{name}: {key}", tensor, dealt)
-            in_shards = name in layouts[0]
+            in_shards = name in layouts[main]
             pieces = []
             for box, rank in dealt:
                 file = shard_file(base, rank) if in_shards else base
@@ -87,21 +88,23 @@ def assign(objects: Mapping[str, Captured], files: Mapping[str, str], layouts: S
     return Plan(entries=entries, writers=writers)
 
 
-def _holders(name: str, key: str, captured: Captured, layouts: Sequence[Layout]) -> dict[Box, list[int]] | None:
-    """The distinct boxes of a tensor and who holds each; None if rank 0 writes it whatever the others hold."""
+def _holders(
+    name: str, key: str, captured: Captured, layouts: Mapping[int, Layout], main: int
+) -> dict[Box, list[int]] | None:
+    """The distinct boxes of a tensor and who holds each; None if the main rank writes it whatever the others hold."""
     tensor = captured.tensors[key]
-    if tensor.numel() == 0 or name not in layouts[0]:
+    if tensor.numel() == 0 or name not in layouts[main]:
         return None
-    if key not in layouts[0][name]:
-        return None if key in captured.own else {whole_box(tensor.shape): list(range(len(layouts)))}
+    if key not in layouts[main][name]:
+        return None if key in captured.own else {whole_box(tensor.shape): list(layouts)}
     holders: dict[Box, list[int]] = {}
-    for rank, layout in enumerate(layouts):
+    for rank, layout in layouts.items():
         if (box := layout[name][key]).numel:
             holders.setdefault(box, []).append(rank)
     return dict(sorted(holders.items(), key=lambda item: item[0].offset))
 
 
-def _deal(holders: Mapping[Box, Sequence[int]], itemsize: int, load_bytes: list[int]) -> list[tuple[Box, int]]:
+def _deal(holders: Mapping[Box, Sequence[int]], itemsize: int, load_bytes: dict[int, int]) -> list[tuple[Box, int]]:
     dealt = []
     for box, ranks in holders.items():
         rank = min(ranks, key=load_bytes.__getitem__)
@@ -110,13 +113,13 @@ def _deal(holders: Mapping[Box, Sequence[int]], itemsize: int, load_bytes: list[
     return dealt
 
 
-def _check_same_tensors(layouts: Sequence[Layout]) -> None:
-    first = {(name, key) for name, boxes in layouts[0].items() for key in boxes}
-    for rank, layout in enumerate(layouts):
+def _check_same_tensors(layouts: Mapping[int, Layout], main: int) -> None:
+    first = {(name, key) for name, boxes in layouts[main].items() for key in boxes}
+    for rank, layout in layouts.items():
         if odd := sorted(first ^ {(name, key) for name, boxes in layout.items() for key in boxes}):
             shown = ", ".join(f"{name}: {key}" for name, key in odd[:5])
             raise CheckpointError(
-                f"rank {rank} holds other sharded tensors than rank 0; they differ in {shown}. All ranks save the "
+                f"rank {rank} holds other sharded tensors than rank {main}; they differ in {shown}. All ranks save the "
                 "same objects, each its part of them."
             )
 
@@ -127,4 +130,5 @@ def _check_whole(where: str, tensor: Tensor, dealt: Sequence[tuple[Box, int]]) -
         raise CheckpointError(
             f"{where}: the ranks' parts do not make up the whole of shape {tuple(tensor.shape)}: "
             + ", ".join(f"{box.shape} at {box.offset} (rank {rank})" for box, rank in dealt[:8])
+            + ". With save_on_each_node each node needs all of it: shard within nodes, or save to a common file system."
         )

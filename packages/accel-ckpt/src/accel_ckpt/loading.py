@@ -23,7 +23,7 @@ from .names import JOURNAL_NAME, MANIFEST_NAME, STAGING_MARK, STATE_NAME, rng_fi
 from .objects import check_models, check_objects, compare_stateful, kind_of, load_stateful
 from .optimizers import compare_optimizer, load_optimizer, parameter_names
 from .ranks import World, current_world, from_main, together
-from .stored import Stored, open_tensors
+from .stored import Stored, Wholes, open_tensors
 
 logger = logging.getLogger("accel_ckpt")
 _MAX_LISTED = 20
@@ -78,7 +78,7 @@ def load_checkpoint(
 ) -> LoadedCheckpoint:
     """Load objects in place from one checkpoint, saved on any number of ranks. All ranks call it.
 
-    Everything is verified (sizes, checksums) and compared before the first object changes. Models keep their
+    Everything is verified (sizes, checksums), decoded and compared before the first object changes. Models keep their
     parameters, which are written over; optimizers and the rest take copies. Nothing is unpickled.
 
     Args:
@@ -288,6 +288,9 @@ def _compare_one(
     fit: _Fit, opened: _Opened, name: str, value: Any, names: Mapping[int, str], codecs: Sequence[Codec]
 ) -> None:
     entry, tree, tensors = opened.manifest.objects[name], opened.trees[name], opened.tensors[name]
+    decode(
+        tree, Wholes(tensors), codecs, where=name, copy=False
+    )  # what cannot be read is found before anything changes
     unfit: set[str] = set()
     if entry.kind == "model":
         lines, unfit = compare_model(name, value, entry, tree, tensors)

@@ -11,6 +11,7 @@ import math
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -75,6 +76,7 @@ class Manifest:
     objects: Mapping[str, ObjectEntry]
 
 
+@cache
 def software_versions() -> dict[str, str]:
     """What wrote a checkpoint."""
     return {"accel-ckpt": version("accel-ckpt"), "torch": torch.__version__, "python": platform.python_version()}

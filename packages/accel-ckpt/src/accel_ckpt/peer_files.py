@@ -23,7 +23,7 @@ from .manifest import Manifest
 from .names import MODEL_NAME, OPTIMIZER_NAME, RNG_STATE_NAME, SAFE_MODEL_NAME, SCALER_NAME, SCHEDULER_NAME
 from .ranks import current_world, together
 from .shards import split_aliases
-from .tensors import write_tensors
+from .tensors import write_tensors_unhashed
 
 
 def numbered(name: str, number: int, suffix: str) -> str:
@@ -98,8 +98,11 @@ def write_accelerate_files(
     custom_objects: Sequence[Stateful] = (),
     step: int = 0,
     safe_serialization: bool = True,
+    save_on_each_node: bool = False,
 ) -> None:
-    """Fill a directory with what accelerate's `save_state` writes. All ranks call it: rank 0 writes all but generators.
+    """Fill a directory with what accelerate's `save_state` writes. All ranks call it; each writes its generators.
+
+    Rank 0 writes the rest.
 
     Meant as `before_commit` of a save, which makes a transaction of it.
 
@@ -108,6 +111,7 @@ def write_accelerate_files(
         models: their state dicts, in the order in which they were prepared; so are optimizers and schedulers.
         step: micro-batches so far.
         safe_serialization: weights as safetensors; False writes `pytorch_model.bin`.
+        save_on_each_node: one process of each node writes the rest; give what the save has.
 
     Raises:
         CheckpointError: a tensor is sharded, which these files have no form for.
@@ -116,13 +120,13 @@ def write_accelerate_files(
 
     world = current_world()
     write_torch_file(path / generators_file(world.rank), generators_for_peer(capture_rng_state(), step))
-    if not world.is_main:
+    if not world.commits(save_on_each_node):
         return
     for i, state in enumerate(models):
         _refuse_sharded(f"model {i}", state)
         if safe_serialization:
             weights = split_aliases(state, f"model {i}: ")
-            write_tensors(path / numbered(SAFE_MODEL_NAME, i, ".safetensors"), weights.tensors)
+            write_tensors_unhashed(path / numbered(SAFE_MODEL_NAME, i, ".safetensors"), weights.tensors, {})
         else:
             write_torch_file(path / numbered(MODEL_NAME, i, ".bin"), dict(state))
     parts: list[tuple[str, Stateful]] = [

@@ -15,9 +15,11 @@ class ProjectConfiguration:
         project_dir: the project's directory.
         logging_dir: where trackers write; the project's directory if not given.
         automatic_checkpoint_naming: save to `project_dir/checkpoints/checkpoint_<iteration>`.
-        total_limit: with automatic naming, how many checkpoints to keep; None keeps all.
+        total_limit: with automatic naming, how many checkpoints to keep; None keeps all. Only those that accel made
+            count and are removed.
         iteration: the number of the next checkpoint.
-        save_on_each_node: let each node's local main process write what is saved, not only the global one.
+        save_on_each_node: let each node's local main process write what is saved, whole, not only the global one: for
+            file systems that nodes do not share. Loading reads each node's own.
 
     Raises:
         SettingError: a limit that would keep nothing.

@@ -21,20 +21,22 @@ class World:
         rank: its number.
         size: how many there are.
         local_rank, local_size: the same among the processes of its node, which share the work of verifying.
+        node: its node's number.
     """
 
     rank: int
     size: int
     local_rank: int = 0
     local_size: int = 1
-
-    @property
-    def is_local_main(self) -> bool:
-        return self.local_rank == 0
+    node: int = 0
 
     @property
     def is_main(self) -> bool:
         return self.rank == 0
+
+    def commits(self, on_each_node: bool) -> bool:
+        """Whether this process makes a checkpoint of what is written: one of the job, or one of each node."""
+        return self.local_rank == 0 if on_each_node else self.is_main
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,9 @@ def current_world() -> World:
 
         state = PartialState()
         topology = state.topology
-        return World(topology.rank, topology.world_size, topology.local_rank, topology.local_world_size)
+        return World(
+            topology.rank, topology.world_size, topology.local_rank, topology.local_world_size, topology.node_rank
+        )
     topology = Topology.from_env()
     if topology.world_size > 1:
         raise CheckpointError(

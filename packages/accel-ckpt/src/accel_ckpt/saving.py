@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,41 +17,18 @@ from accel_state.errors import CheckpointError
 
 from .buffers import CopyBuffers
 from .codec import Codec
-from .commit import Staging, commit, discard, open_staging, real_directory
+from .commit import commit
 from .crew import collect, enlist, report
 from .durable import FileEntry, flush_file, hash_file, os_reason, write_file
-from .layout import Layout, Plan, assign, layout_of
 from .manifest import check_file_name, dump_manifest
 from .names import MANIFEST_NAME, OWNER_NAME
 from .owner import Claim
-from .ranks import World, current_world, from_main, reason_of, together
-from .snapshot import (
-    Snapshot,
-    manifest_entries,
-    take_snapshot,
-    write_generators,
-    write_snapshot,
-)
+from .ranks import reason_of, together
+from .snapshot import manifest_entries, write_generators, write_snapshot
+from .started import BeforeWrite, Save, begin
 from .tensors import write_tensor_files
 
 logger = logging.getLogger("accel_ckpt")
-BeforeWrite = Callable[[Path], Mapping[str, Mapping[str, Any] | None]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Save:
-    world: World
-    doing: str
-    target: Path
-    path: Path
-    snapshot: Snapshot
-    plan: Plan
-    staging: Staging | None  # on rank 0
-
-    @property
-    def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """What this rank writes: file -> key -> live memory."""
-        return self.plan.tensors_of(self.world.rank, self.snapshot.objects)
 
 
 def save_checkpoint(
@@ -65,6 +42,7 @@ def save_checkpoint(
     rng: bool = True,
     before_write: BeforeWrite | None = None,
     before_commit: Callable[[Path], None] | None = None,
+    save_on_each_node: bool = False,
 ) -> Path:
     """Save objects into a directory, wholly or not at all. All ranks call it, with the same arguments.
 
@@ -83,25 +61,33 @@ def save_checkpoint(
             to leave the model out. Rank 0's answer counts.
         before_commit: called on every rank with the directory when all else is written; what it writes there belongs
             to the checkpoint too.
+        save_on_each_node: one process of each node writes a whole checkpoint, for file systems that nodes do not share.
+            What is sharded over nodes cannot be saved so.
 
     Returns:
         The real path of the committed checkpoint.
 
     Raises:
-        CheckpointError: on all ranks, naming what failed where; nothing was committed and what was staged is gone.
+        CheckpointError: on all ranks, naming what failed where; nothing was committed and what was staged is gone. With
+            `save_on_each_node` other nodes than the one that failed may have committed.
 
     Cost: writes the state once and flushes it to the disk; three object gathers of a few hundred bytes per rank, and of
-    about 100 bytes more per sharded tensor.
+    about 100 bytes more per sharded tensor; with `save_on_each_node` of each rank's generators, about 20 KB.
     """
-    save = _begin(directory, objects, step, metrics, metadata, codecs, rng, before_write)
+    save = begin(directory, objects, step, metrics, metadata, codecs, rng, before_write, save_on_each_node)
     world = save.world
+
+    def write() -> dict[str, FileEntry]:
+        save.check_alone()
+        return write_snapshot(save.path, save.snapshot, save.tensors, with_state=save.is_main)
+
     try:
-        parts = together(world, save.doing, lambda: write_snapshot(save.path, world, save.snapshot, save.tensors))
+        parts = together(world, save.doing, write)
         _call_hook(save, before_commit)
-        files = {name: entry for part in parts for name, entry in part.items()}
-        from_main(world, save.doing, lambda: _seal(save, files))
+        files = save.merged(parts)
+        together(world, save.doing, lambda: _seal(save, files) if save.is_main else None)
     except BaseException:
-        _discard(save)
+        save.discard()
         raise
     return save.target
 
@@ -113,14 +99,14 @@ class SaveHandle:
         directory: the real path of the checkpoint to be.
     """
 
-    def __init__(self, directory: Path, save: _Save, thread: threading.Thread | None, failure: list[Exception]) -> None:
+    def __init__(self, directory: Path, save: Save, thread: threading.Thread | None, failure: list[Exception]) -> None:
         self.directory = directory
         self._save, self._thread, self._failure = save, thread, failure
 
     def done(self) -> bool:
         """Whether the background work has ended, well or not. No communication."""
         mine = self._thread is None or not self._thread.is_alive()
-        return mine and (self._save.world.is_main or not self._save.path.exists())
+        return mine and (self._save.is_main or not self._save.path.exists())
 
     def wait(self) -> Path:
         """Wait for the commit. All ranks call it; it may be called again.
@@ -130,7 +116,7 @@ class SaveHandle:
 
         Cost: one object gather.
         """
-        return together(self._save.world, self._save.doing, self._result)[0]
+        return together(self._save.world, self._save.doing, self._result)[self._save.world.rank]
 
     def _result(self) -> Path:
         if self._thread is not None:
@@ -153,6 +139,7 @@ def save_in_background(
     before_commit: Callable[[Path], None] | None = None,
     buffers: CopyBuffers | None = None,
     on_commit: Callable[[], None] | None = None,
+    save_on_each_node: bool = False,
 ) -> SaveHandle:
     """Like `save_checkpoint`, but returns as soon as a private copy of the state exists.
 
@@ -162,36 +149,38 @@ def save_in_background(
 
     Args:
         buffers: memory for the copy; pass the same again, once the save before is done, to save its allocation.
-        on_commit: called on rank 0 in the background after the commit.
+        on_commit: called in the background after the commit, on rank 0, or on one process of each node.
+        save_on_each_node: see `save_checkpoint`.
 
     Raises:
         CheckpointError: on all ranks, for what fails before the copy exists.
 
     Cost: one more copy in memory, on each rank of what it writes; two object gathers.
     """
-    save = _begin(directory, objects, step, metrics, metadata, codecs, rng, before_write)
+    save = begin(directory, objects, step, metrics, metadata, codecs, rng, before_write, save_on_each_node)
     world, failure = save.world, list[Exception]()
     copies: dict[str, dict[str, Tensor]] = {}
     lock: Claim | None = None
 
     def copy() -> dict[str, FileEntry]:
         nonlocal copies, lock
+        save.check_alone()
         copies = (buffers or CopyBuffers()).private(save.tensors)
-        if world.is_main:
+        if save.is_main:
             return {}
         lock = enlist(save.path, world.rank) if copies else None
-        return write_generators(save.path, world, save.snapshot)
+        return write_generators(save.path, save.snapshot)
 
     try:
-        files = {name: entry for part in together(world, save.doing, copy) for name, entry in part.items()}
+        files = save.merged(together(world, save.doing, copy))
         _call_hook(save, before_commit)
     except BaseException:
         if lock is not None:
             lock.release()
-        _discard(save)
+        save.discard()
         raise
     work: Callable[[], None] | None = None
-    if world.is_main:
+    if save.is_main:
         work = partial(_finish, save, files, copies, on_commit, failure)
     elif lock is not None:
         work = partial(_contribute, save, copies, lock, failure)
@@ -201,7 +190,7 @@ def save_in_background(
     return SaveHandle(save.target, save, thread, failure)
 
 
-def _contribute(save: _Save, copies: Mapping[str, Mapping[str, Tensor]], lock: Claim, failure: list[Exception]) -> None:
+def _contribute(save: Save, copies: Mapping[str, Mapping[str, Tensor]], lock: Claim, failure: list[Exception]) -> None:
     """Write this rank's part in the background and report to rank 0."""
     written: dict[str, FileEntry] = {}
     try:
@@ -215,23 +204,23 @@ def _contribute(save: _Save, copies: Mapping[str, Mapping[str, Tensor]], lock: C
 
 
 def _finish(
-    save: _Save,
+    save: Save,
     files: Mapping[str, FileEntry],
     copies: Mapping[str, Mapping[str, Tensor]],
     on_commit: Callable[[], None] | None,
     failure: list[Exception],
 ) -> None:
-    """Write rank 0's part in the background, wait for the others' and commit."""
+    """Write this rank's part in the background, wait for the others' and commit."""
     own: dict[str, FileEntry] = {}
     try:
         try:
-            own = write_snapshot(save.path, save.world, save.snapshot, copies)
+            own = write_snapshot(save.path, save.snapshot, copies, with_state=True)
         finally:  # nothing is removed while another rank writes
-            others = collect(save.path, sorted(rank for rank in save.plan.writers if rank))
+            others = collect(save.path, sorted(save.plan.writers.keys() - {save.world.rank}))
         _seal(save, {**files, **others, **own})
     except Exception as error:  # noqa: BLE001 - raised by wait()
         logger.error("%s in the background failed: %s", save.doing, error)
-        _discard(save)
+        save.discard()
         failure.append(error)
         return
     try:
@@ -241,75 +230,20 @@ def _finish(
         failure.append(error)
 
 
-def _begin(
-    directory: str | os.PathLike[str],
-    objects: Mapping[str, Any],
-    step: int | None,
-    metrics: Mapping[str, float] | None,
-    metadata: Any,
-    codecs: Sequence[Codec],
-    rng: bool,
-    before_write: BeforeWrite | None,
-) -> _Save:
-    """Capture on every rank, make the staging directory (with a callback, that first), and deal the writing out."""
-    world, target = current_world(), real_directory(directory)
-    doing = f"saving to {target}"
-    snapshot: Snapshot | None = None
-    staging: Staging | None = None
-
-    def stage() -> str:
-        nonlocal staging
-        if not world.is_main:
-            return ""
-        staging = open_staging(target)
-        return str(staging.path)
-
-    def capture(instead: Mapping[str, Mapping[str, Any] | None]) -> Layout:
-        nonlocal snapshot
-        snapshot = take_snapshot(world, objects, step, metrics, metadata, codecs, rng, instead)
-        return layout_of(snapshot.objects)
-
-    def begin() -> tuple[str, str, Layout]:
-        layout = capture({}) if before_write is None else {}
-        return str(target), stage(), layout
-
-    try:
-        said = together(world, doing, begin)
-        if differing := [f"rank {rank}: {named}" for rank, (named, *_) in enumerate(said) if named != said[0][0]]:
-            raise CheckpointError(
-                f"the ranks name different directories (rank 0: {said[0][0]}; {'; '.join(differing[:4])}): pass the "
-                "same one everywhere; the main process writes"
-            )
-        path, layouts = Path(said[0][1]), [layout for *_, layout in said]
-        if before_write is not None:
-            layouts = together(world, doing, lambda: capture(before_write(path)))
-        assert snapshot is not None
-        plan = assign(snapshot.objects, snapshot.files, layouts)
-    except BaseException:
-        if staging is not None:
-            discard(staging)
-        raise
-    return _Save(world=world, doing=doing, target=target, path=path, snapshot=snapshot, plan=plan, staging=staging)
-
-
-def _call_hook(save: _Save, hook: Callable[[Path], None] | None) -> None:
+def _call_hook(save: Save, hook: Callable[[Path], None] | None) -> None:
     if hook is not None:
         together(save.world, save.doing, lambda: hook(save.path))
 
 
-def _discard(save: _Save) -> None:
-    if save.staging is not None:
-        discard(save.staging)
-
-
-def _seal(save: _Save, files: Mapping[str, FileEntry]) -> None:
+def _seal(save: Save, files: Mapping[str, FileEntry]) -> None:
     """Write the manifest over all files that are there, and commit."""
     staging = save.staging
     assert staging is not None
     everything = {**files, **_files_of_hooks(staging.path, files)}
     if lost := sorted(name for name in everything if not (staging.path / name).is_file()):
         raise CheckpointError(
-            f"written by a rank but not seen by rank 0: {', '.join(lost)}. All ranks need one file system."
+            f"written by a rank but not seen by rank {save.world.rank}: {', '.join(lost)}. All ranks need one file "
+            "system; where only those of a node share one, save with save_on_each_node=True."
         )
     manifest = replace(save.snapshot.manifest, files=everything, objects=manifest_entries(save.snapshot, save.plan))
     try:

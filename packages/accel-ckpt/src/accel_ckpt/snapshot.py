@@ -31,13 +31,13 @@ class Snapshot:
     Args:
         objects: name -> state; equal on all ranks, written by rank 0.
         files: name -> the file of its bulk tensors, for models and optimizers.
-        rng: this rank's generators, encoded; None where they are not saved.
+        rng: the generators that this rank writes, encoded, by the rank that has them; empty where none are saved.
         manifest: without files and objects.
     """
 
     objects: Mapping[str, Captured]
     files: Mapping[str, str]
-    rng: Any
+    rng: Mapping[int, Any]
     manifest: Manifest
 
 
@@ -92,8 +92,8 @@ def take_snapshot(
         files={},
         objects={},
     )
-    state = Encoder(inline=True).encode(capture_rng_state(), "random generators") if rng else None
-    return Snapshot(objects=captured, files=files, rng=state, manifest=manifest)
+    own = {world.rank: Encoder(inline=True).encode(capture_rng_state(), "random generators")} if rng else {}
+    return Snapshot(objects=captured, files=files, rng=own, manifest=manifest)
 
 
 def _check_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -109,26 +109,25 @@ def _check_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def write_snapshot(
-    path: Path, world: World, snapshot: Snapshot, tensors: Mapping[str, Mapping[str, Tensor]]
+    path: Path, snapshot: Snapshot, tensors: Mapping[str, Mapping[str, Tensor]], *, with_state: bool
 ) -> dict[str, FileEntry]:
     """Write this rank's files into the staging directory, each flushed to the disk.
 
     Args:
         tensors: file -> key -> memory, see `Plan.tensors_of`.
+        with_state: write the JSON part of the objects too.
     """
     written = write_tensor_files(path, tensors)
-    if world.is_main:
+    if with_state:
         trees = {name: captured.tree for name, captured in snapshot.objects.items()}
         written[STATE_NAME] = write_file(path / STATE_NAME, [dump_json(trees).encode()])
-    return {**written, **write_generators(path, world, snapshot)}
+    return {**written, **write_generators(path, snapshot)}
 
 
-def write_generators(path: Path, world: World, snapshot: Snapshot) -> dict[str, FileEntry]:
-    """Write this rank's random generators, if they are saved."""
-    if snapshot.rng is None:
-        return {}
-    name = rng_file(world.rank)
-    return {name: write_file(path / name, [dump_json(snapshot.rng).encode()])}
+def write_generators(path: Path, snapshot: Snapshot) -> dict[str, FileEntry]:
+    """Write the random generators that this rank writes, if they are saved."""
+    texts = {rng_file(rank): dump_json(state).encode() for rank, state in snapshot.rng.items()}
+    return {name: write_file(path / name, [text]) for name, text in texts.items()}
 
 
 def manifest_entries(snapshot: Snapshot, plan: Plan) -> dict[str, ObjectEntry]:

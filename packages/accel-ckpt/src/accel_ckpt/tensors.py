@@ -17,7 +17,7 @@ from torch import Tensor
 from accel_state.errors import CheckpointCorruptError, CheckpointError
 
 from .boxes import Box, is_sharded, local_part
-from .durable import FileEntry, write_file
+from .durable import FileEntry, write_file, write_unhashed
 from .names import unsharded
 
 # Below this, threads cost more than they bring.
@@ -118,14 +118,24 @@ def same_memory_key(tensor: Tensor) -> tuple[Any, ...] | None:
     return tensor.device, place, tensor.dtype, tuple(tensor.shape), tensor.stride()
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> FileEntry:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> FileEntry:
     """Write a safetensors file in one pass, flushed to the disk.
 
     Device tensors are copied one at a time, so that the peak of host memory is the largest of them.
     """
+    return write_file(path, *_content(tensors, {}))
+
+
+def write_tensors_unhashed(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """The same for other readers, with further metadata, and a tenth quicker for want of a checksum."""
+    write_unhashed(path, *_content(tensors, metadata))
+
+
+def _content(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> tuple[Iterator[bytes | memoryview], int]:
+    """The parts of a safetensors file, and its size in bytes."""
     # Wide types first: each tensor then starts at a multiple of its item size, and readers can map it.
     order = sorted(tensors, key=lambda name: -tensors[name].element_size())
-    header: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", **metadata}}
     offset = 0
     for name in order:
         tensor = tensors[name]
@@ -137,7 +147,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    return write_file(path, _parts(text, [tensors[name] for name in order]), 8 + len(text) + offset)
+    return _parts(text, [tensors[name] for name in order]), 8 + len(text) + offset
 
 
 def write_tensor_files(directory: Path, files: Mapping[str, Mapping[str, Tensor]]) -> dict[str, FileEntry]:
@@ -171,7 +181,7 @@ def read_tensors(path: Path, expected: Mapping[str, tuple[str, tuple[int, ...]]]
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, RuntimeError) as error:
         raise CheckpointCorruptError(f"{path} is not a readable safetensors file: {error}") from error
     if found.keys() != expected.keys():
         odd = ", ".join(sorted(found.keys() ^ expected.keys())[:5])

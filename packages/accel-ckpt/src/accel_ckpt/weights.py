@@ -5,8 +5,10 @@ Safetensors files are mapped; torch's are read weights-only, which builds tensor
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from .manifest import check_file_name
 from .names import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_INDEX_NAME, WEIGHTS_NAME
 from .shards import split_aliases
 
+_OPEN_ATTEMPTS = 6
 _IN_ORDER = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_NAME, WEIGHTS_INDEX_NAME)
 
 
@@ -45,25 +48,67 @@ def read_weights(checkpoint: str | os.PathLike[str], place: Callable[[str, Tenso
     Raises:
         CheckpointNotFoundError: nothing to read there; says what is there instead.
         CheckpointCorruptError: a file is missing, damaged, or holds something else than its index says.
+        CheckpointError: the weights are being replaced again and again.
 
     Cost: reads each file once; memory for the largest tensor with safetensors, for a whole file with torch's format.
     """
-    expected: dict[Path, set[str] | None] = weight_files(real_directory(checkpoint))
     aliases: dict[str, str] = {}
-    for path, names in expected.items():
-        found, own = set(), _aliases(path)
-        further: dict[str, list[str]] = {}
-        for alias, first in own.items():
-            further.setdefault(first, []).append(alias)
-        for name, tensor in _tensors(path):
-            found.add(name)
-            place(name, tensor)
-            for alias in further.get(name, ()):
-                place(alias, tensor)
-        if lost := sorted(((names or set()) | set(own.values())) - found - own.keys()):
-            raise CheckpointCorruptError(f"{path} lacks {', '.join(lost[:5])}, which should be in it")
-        aliases |= own
+    with contextlib.ExitStack() as stack:
+        for path, (file, names) in _opened_set(real_directory(checkpoint), stack).items():
+            found, own = set(), _aliases(path, file)
+            further: dict[str, list[str]] = {}
+            for alias, first in own.items():
+                further.setdefault(first, []).append(alias)
+            for name, tensor in _tensors(path, file):
+                found.add(name)
+                place(name, tensor)
+                for alias in further.get(name, ()):
+                    place(alias, tensor)
+            if lost := sorted(((names or set()) | set(own.values())) - found - own.keys()):
+                raise CheckpointCorruptError(f"{path} lacks {', '.join(lost[:5])}, which should be in it")
+            aliases |= own
     return aliases
+
+
+def _opened_set(checkpoint: Path, stack: contextlib.ExitStack) -> dict[Path, tuple[Any, set[str] | None]]:
+    """All files of one set, and the names that are expected in each.
+
+    Files that an index names are not written over while it is in force (see `export`): if it is the same after they
+    were opened as before, they are one set, and open files stay what they are.
+    """
+    for attempt in range(_OPEN_ATTEMPTS):
+        time.sleep(0.01 * attempt)
+        before = _in_force(checkpoint)
+        with contextlib.ExitStack() as these:
+            try:
+                files = {path: (_open(path, these), names) for path, names in weight_files(checkpoint).items()}
+            except CheckpointError:
+                if _in_force(checkpoint) == before and (before or attempt):
+                    raise
+                continue
+            if _in_force(checkpoint) == before:
+                stack.push(these.pop_all())
+                return files
+    raise CheckpointError(f"{checkpoint} is being replaced again and again; read it when its writer is done.")
+
+
+def _in_force(checkpoint: Path) -> tuple[Any, ...] | None:
+    """What tells the weights that are in force now from others that had the same names."""
+    try:
+        path = _in_directory(checkpoint) if checkpoint.is_dir() else checkpoint
+        found = path.stat()
+    except (CheckpointNotFoundError, FileNotFoundError):
+        return None
+    return path, found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _open(path: Path, stack: contextlib.ExitStack) -> Any:
+    if path.suffix != ".safetensors":
+        return stack.enter_context(path.open("rb"))
+    try:
+        return stack.enter_context(safe_open(path, framework="pt"))
+    except (SafetensorError, OSError, RuntimeError) as error:
+        raise CheckpointCorruptError(f"{path} is not a readable safetensors file: {error}") from error
 
 
 def weight_files(checkpoint: Path) -> dict[Path, set[str] | None]:
@@ -117,30 +162,20 @@ def _name_in_index(file: str, index: Path) -> str:
         raise CheckpointCorruptError(f"{index}: {error}") from error
 
 
-def _aliases(path: Path) -> dict[str, str]:
-    if path.suffix != ".safetensors":
-        return {}
-    try:
-        with safe_open(path, framework="pt") as file:
-            text = (file.metadata() or {}).get(ALIASES_KEY)
-    except (SafetensorError, OSError) as error:
-        raise CheckpointCorruptError(f"{path} is not a readable safetensors file: {error}") from error
+def _aliases(path: Path, file: Any) -> dict[str, str]:
+    text = (file.metadata() or {}).get(ALIASES_KEY) if path.suffix == ".safetensors" else None
     found = load_json(text.encode(), f"{path}: {ALIASES_KEY}") if text else {}
     if not isinstance(found, dict) or not all(isinstance(first, str) for first in found.values()):
         raise CheckpointCorruptError(f"{path}: {ALIASES_KEY} is not a mapping of names to names: {found!r}")
     return found
 
 
-def _tensors(path: Path, device: str = "cpu") -> Iterator[tuple[str, Tensor]]:
+def _tensors(path: Path, file: Any) -> Iterator[tuple[str, Tensor]]:
     if path.suffix == ".safetensors":
-        try:
-            with safe_open(path, framework="pt", device=device) as file:
-                for name in file.keys():  # noqa: SIM118 - not a mapping
-                    yield name, file.get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise CheckpointCorruptError(f"{path} is not a readable safetensors file: {error}") from error
+        for name in file.keys():  # noqa: SIM118 - not a mapping
+            yield name, file.get_tensor(name)
         return
-    state = load(path, map_location=device)
+    state = _torch_load(file, str(path), map_location="cpu", weights_only=True)
     if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
         raise CheckpointCorruptError(f"{path} does not hold a dict of tensors, but a {type(state).__name__}")
     yield from state.items()
@@ -156,18 +191,23 @@ def load(f: str | os.PathLike[str] | Any, map_location: Any = None, **kwargs: An
         CheckpointNotFoundError: there is no such file.
         CheckpointCorruptError: damaged, or it holds something that could run code.
     """
-    kwargs.setdefault("weights_only", True)
+    return _torch_load(f, str(f), map_location=map_location, **{"weights_only": True, **kwargs})
+
+
+def _torch_load(f: Any, shown: str, **kwargs: Any) -> Any:
     try:
-        return torch.load(f, map_location=map_location, **kwargs)
+        return torch.load(f, **kwargs)
     except FileNotFoundError as error:
-        raise CheckpointNotFoundError(f"there is no {f}") from error
+        raise CheckpointNotFoundError(f"there is no {shown}") from error
     except pickle.UnpicklingError as error:
         reason = str(error).splitlines()[0] if kwargs["weights_only"] else str(error)
         raise CheckpointCorruptError(
-            f"{f} cannot be read weights-only: {reason} If you trust where it comes from, pass weights_only=False."
+            f"{shown} cannot be read weights-only: {reason} If you trust where it comes from, pass weights_only=False."
         ) from error
-    except (RuntimeError, EOFError, ValueError, KeyError) as error:
-        raise CheckpointCorruptError(f"{f} is damaged or not a file of torch's: {error}") from error
+    except MemoryError:
+        raise
+    except Exception as error:  # torch's reader meets damage with whatever it runs into
+        raise CheckpointCorruptError(f"{shown} is damaged or not a file of torch's: {error}") from error
 
 
 def load_state_dict(
@@ -181,7 +221,9 @@ def load_state_dict(
     path = real_directory(checkpoint_file)
     if not path.is_file():
         raise CheckpointNotFoundError(f"there is no file {path}")
-    return {name: tensor.to(_device_of(name, device_map or {})) for name, tensor in _tensors(path)}
+    with contextlib.ExitStack() as stack:
+        tensors = _tensors(path, _open(path, stack))
+        return {name: tensor.to(_device_of(name, device_map or {})) for name, tensor in tensors}
 
 
 def _device_of(name: str, device_map: Mapping[str, Any]) -> torch.device:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Self
 
 import torch
@@ -79,10 +79,14 @@ class DataLoaderShard(DataLoaderAdapter):
         self.skip_batches = skip_batches
         self.seed_per_sample = seed_per_sample
         self.gradient_state = gradient_state
+        self.transform: Callable[[Any], Any] | None = None
+        """What each batch becomes before it is put on the device, on every rank alike; it keeps the first dim."""
         if self.synchronized_generator is None and synchronized_generator is not None:
             self.synchronized_generator = self._worker_source = synchronized_generator
 
     def _placed(self, batches: Iterator[Any]) -> Iterator[Any]:
+        if self.transform is not None:
+            batches = map(self.transform, batches)
         return moved(batches, self.device, non_blocking=self.non_blocking)
 
     @property

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from accel_launch.commands.env import env_command_parser as env_command_parser
     from accel_launch.commands.launch import launch_command as launch_command
     from accel_launch.commands.launch import launch_command_parser as launch_command_parser
+    from accel_launch.commands.to_fsdp2 import to_fsdp2_command as to_fsdp2_command
+    from accel_launch.commands.to_fsdp2 import to_fsdp2_command_parser as to_fsdp2_command_parser
     from accel_launch.commands.tpu import tpu_command_launcher as tpu_command_launcher
     from accel_launch.commands.tpu import tpu_command_parser as tpu_command_parser
     from accel_launch.config import LaunchConfig as LaunchConfig
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
     from accel_launch.peer_config import SageMakerDistributedType as SageMakerDistributedType
     from accel_launch.peer_config import default_config_file as default_config_file
     from accel_launch.peer_config import load_config_from_file as load_config_from_file
+    from accel_launch.peer_launching import TORCH_LAUNCH_PARAMS as TORCH_LAUNCH_PARAMS
+    from accel_launch.peer_launching import prepare_simple_launcher_cmd_env as prepare_simple_launcher_cmd_env
+    from accel_launch.peer_launching import test_launch as test_launch
     from accel_launch.plan import LaunchPlan as LaunchPlan
     from accel_launch.plan import RankPlan as RankPlan
     from accel_launch.plan import make_plan as make_plan
@@ -44,6 +49,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "commands.config": ["get_config_parser", "write_basic_config"],
         "commands.env": ["env_command", "env_command_parser"],
         "commands.launch": ["launch_command", "launch_command_parser"],
+        "commands.to_fsdp2": ["to_fsdp2_command", "to_fsdp2_command_parser"],
         "commands.tpu": ["tpu_command_launcher", "tpu_command_parser"],
         "config": ["LaunchConfig", "Target", "resolve_config"],
         "files": ["ConfigFile", "find_config", "read_config"],
@@ -57,6 +63,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
             "default_config_file",
             "load_config_from_file",
         ],
+        "peer_launching": ["TORCH_LAUNCH_PARAMS", "prepare_simple_launcher_cmd_env", "test_launch"],
         "plan": ["LaunchPlan", "RankPlan", "make_plan"],
         "run": ["launch", "run_plan"],
     },

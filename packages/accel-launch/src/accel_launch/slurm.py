@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from accel_state import STOPPED_EXIT_CODE
 from accel_state.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ class Batch(NamedTuple):
         time: as Slurm writes it, `2:00:00`; None for the partition's.
         job_name: as the queue shows it.
         partition, account: None for the user's own.
+        stop_before_s: seconds before the end of `time` at which the run is told to save and leave; None for never.
+        requeue: queue the job again when the run left with `STOPPED_EXIT_CODE`, and when a machine fails.
     """
 
     machines: int = 1
@@ -50,6 +53,8 @@ class Batch(NamedTuple):
     job_name: str = "accel"
     partition: str | None = None
     account: str | None = None
+    stop_before_s: int | None = None
+    requeue: bool = False
 
 
 def batch_script(batch: Batch, arguments: Sequence[str]) -> str:
@@ -68,10 +73,17 @@ def batch_script(batch: Batch, arguments: Sequence[str]) -> str:
         "time": batch.time,
         "partition": batch.partition,
         "account": batch.account,
+        "signal": None if batch.stop_before_s is None else f"USR1@{batch.stop_before_s}",
+        "open-mode": "append" if batch.requeue else None,
         "output": "%x-%j.out",
     }
     lines = ["#!/bin/bash", *(f"#SBATCH --{name}={value}" for name, value in wishes.items() if value is not None)]
-    processes = ["--num-processes", str(batch.processes)]
-    launch = shlex.join([sys.executable, "-m", "accel_launch", "launch", *processes, *arguments])
-    lines.append(f"srun --kill-on-bad-exit=1 --wait=60 {launch}")
+    lines += ["#SBATCH --requeue"] if batch.requeue else []
+    flags = ["--num-processes", str(batch.processes)]
+    flags += [] if batch.stop_before_s is None else ["--grace-s", str(batch.stop_before_s)]
+    launch = shlex.join([sys.executable, "-m", "accel_launch", "launch", *flags, *arguments])
+    # a launcher that leaves first to be resumed must not have the others killed
+    lines.append(f"srun --kill-on-bad-exit={int(not batch.requeue)} --wait=60 {launch}")
+    if batch.requeue:
+        lines += ["code=$?", f'[ $code -ne {STOPPED_EXIT_CODE} ] || scontrol requeue "$SLURM_JOB_ID"', "exit $code"]
     return "\n".join(lines) + "\n"

@@ -41,9 +41,9 @@ def clip_grad_norm_(
     """
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     grads = [p.grad for p in parameters if p.grad is not None]
-    norm = _norm_of(grads, norm_type, error_if_nonfinite and stages is None, foreach)
+    norm = norm_of(grads, norm_type, error_if_nonfinite and stages is None, foreach)
     if stages is not None:
-        norm = _over_stages(norm, norm_type, stages)
+        norm = over_stages(norm, norm_type, stages)
         _require_finite(norm, norm_type, error_if_nonfinite)
     for group in _by_mesh(parameters):
         clip_grads_with_norm_(group, max_norm, norm, foreach)
@@ -55,12 +55,15 @@ def total_norm(
 ) -> Tensor:
     """The norm that `clip_grad_norm_` would return, without changing anything."""
     parameters = [parameters] if isinstance(parameters, Tensor) else parameters
-    norm = _norm_of([p.grad for p in parameters if p.grad is not None], norm_type, False, None)
-    return norm if stages is None else _over_stages(norm, norm_type, stages)
+    norm = norm_of([p.grad for p in parameters if p.grad is not None], norm_type)
+    return norm if stages is None else over_stages(norm, norm_type, stages)
 
 
-def _over_stages(norm: Tensor, norm_type: float, stages: dist.ProcessGroup) -> Tensor:
-    """The norm over all stages, given that of this rank's."""
+def over_stages(norm: Tensor, norm_type: float, stages: dist.ProcessGroup) -> Tensor:
+    """The norm over all stages of a pipeline, given that of this rank's.
+
+    Cost: one all-reduce of a scalar.
+    """
     if norm_type == float("inf"):
         largest = norm.clone()
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=stages)
@@ -75,9 +78,23 @@ def _require_finite(norm: Tensor, norm_type: float, is_required: bool) -> None:
         raise RuntimeError(f"the gradient norm of order {norm_type} is {norm.item()}: look for overflow in the loss.")
 
 
-def flat_model_of(
-    parameters: Sequence[Tensor], models: Iterable[nn.Module]
-) -> FullyShardedDataParallel | None:
+def norm_of(
+    grads: Sequence[Tensor], norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None
+) -> Tensor:
+    """The norm of these tensors as one vector; sharded ones count as a whole, on whichever mesh."""
+    if all(type(grad) is Tensor for grad in grads):
+        return get_total_norm(grads, norm_type, error_if_nonfinite, foreach)
+    groups: dict[Any, list[Tensor]] = {}
+    for grad in grads:
+        groups.setdefault(getattr(grad, "device_mesh", None), []).append(grad)
+    norms = [get_total_norm(group, norm_type, False, foreach) for group in groups.values()]
+    whole: list[Tensor] = [norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in norms]
+    norm: Tensor = torch.linalg.vector_norm(torch.stack([part.to(whole[0].device) for part in whole]), norm_type)
+    _require_finite(norm, norm_type, error_if_nonfinite)
+    return norm
+
+
+def flat_model_of(parameters: Sequence[Tensor], models: Iterable[nn.Module]) -> FullyShardedDataParallel | None:
     """The model under FSDP version 1 whose parameters these are; only it knows which gradients are parts of others.
 
     Raises:
@@ -103,19 +120,6 @@ def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float, *
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     for group in _by_mesh(parameters):
         torch_clip_grad_value_(group, clip_value, foreach)
-
-
-def _norm_of(grads: Sequence[Tensor], norm_type: float, error_if_nonfinite: bool, foreach: bool | None) -> Tensor:
-    if all(type(grad) is Tensor for grad in grads):
-        return get_total_norm(grads, norm_type, error_if_nonfinite, foreach)
-    groups: dict[Any, list[Tensor]] = {}
-    for grad in grads:
-        groups.setdefault(getattr(grad, "device_mesh", None), []).append(grad)
-    norms = [get_total_norm(group, norm_type, False, foreach) for group in groups.values()]
-    whole: list[Tensor] = [norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in norms]
-    norm: Tensor = torch.linalg.vector_norm(torch.stack([part.to(whole[0].device) for part in whole]), norm_type)
-    _require_finite(norm, norm_type, error_if_nonfinite)
-    return norm
 
 
 def _by_mesh(parameters: Sequence[Tensor]) -> list[list[Tensor]]:

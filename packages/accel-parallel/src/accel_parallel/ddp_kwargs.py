@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from accel_state import KwargsHandler
 
-Hook = Callable[[Any, Any], Any]
+from . import comm_hooks
 
 
 class DDPCommunicationHookType(enum.StrEnum):
@@ -74,43 +72,16 @@ class DistributedDataParallelKwargs(KwargsHandler):
         if kind in (DDPCommunicationHookType.POWER_SGD, DDPCommunicationHookType.BATCHED_POWER_SGD):
             state = powerSGD_hook.PowerSGDState(process_group=model.process_group, **self.comm_state_option)
             batched = kind is DDPCommunicationHookType.BATCHED_POWER_SGD
-            inner = powerSGD_hook.batched_powerSGD_hook if batched else powerSGD_hook.powerSGD_hook
+            inner = comm_hooks.batched_power_sgd if batched else powerSGD_hook.powerSGD_hook
         elif kind in _WIRE_DTYPES:
-            inner = _average_as(_WIRE_DTYPES[kind])
+            inner = comm_hooks.average_as(_WIRE_DTYPES[kind])
         if wrapper in _WIRE_DTYPES:
-            inner = _average_as(_WIRE_DTYPES[wrapper]) if inner is None else _cast_around(inner, _WIRE_DTYPES[wrapper])
+            inner = (
+                comm_hooks.average_as(_WIRE_DTYPES[wrapper])
+                if inner is None
+                else comm_hooks.cast_around(inner, _WIRE_DTYPES[wrapper])
+            )
         model.register_comm_hook(state=state, hook=inner)
 
 
 _WIRE_DTYPES = {DDPCommunicationHookType.FP16: torch.float16, DDPCommunicationHookType.BF16: torch.bfloat16}
-
-
-def _average_as(dtype: torch.dtype) -> Hook:
-    """A hook that averages gradients in `dtype`. torch refuses its own bf16 hook on gloo, where this one works."""
-
-    def average_hook(group, bucket):  # type: ignore[no-untyped-def] # torch refuses annotations that are strings
-        compressed = bucket.buffer().to(dtype).div_(dist.get_world_size(group))
-        future = dist.all_reduce(compressed, group=group, async_op=True).get_future()
-
-        def decompress(done: Any) -> Any:
-            value = done.value()
-            return bucket.buffer().copy_(value[0] if isinstance(value, list) else value)
-
-        return future.then(decompress)
-
-    return average_hook
-
-
-def _cast_around(hook: Hook, dtype: torch.dtype) -> Hook:
-    """`hook`, run on buckets that were cast to `dtype`."""
-
-    def cast_hook(state, bucket):  # type: ignore[no-untyped-def] # torch refuses annotations that are strings
-        full = bucket.buffer()
-        bucket.set_buffer(full.to(dtype))
-
-        def decompress(done: Any) -> Any:
-            return full.copy_(done.value())
-
-        return hook(state, bucket).then(decompress)
-
-    return cast_hook

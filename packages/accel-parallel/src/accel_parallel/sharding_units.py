@@ -17,6 +17,42 @@ from accel_state.errors import PlanError
 WrapPolicy = Callable[..., bool]
 """Called with (module, recurse, nonwrapped_numel), as torch's: whether to look inside, or to shard it by itself."""
 
+Wrap = str | int | Collection[str] | Callable[..., Any] | None
+"""How users say which modules: "blocks", names, a size, a function, or None for the model as one."""
+
+
+def policy_of(model: nn.Module, wrap: Wrap) -> WrapPolicy | None:
+    """The policy that `wrap` means for one model; None takes the model as one unit.
+
+    Raises:
+        PlanError: it fits no module, or is no function of the forms that are allowed.
+    """
+    if wrap is None:
+        return None
+    if wrap == "blocks":
+        return by_blocks(model)
+    if isinstance(wrap, int):
+        return by_size(wrap)
+    if callable(wrap):
+        return as_policy(wrap)
+    return by_names(model, [wrap] if isinstance(wrap, str) else wrap)
+
+
+def chosen(model: nn.Module, wrap: Wrap) -> list[nn.Module]:
+    """The modules that `wrap` means, in the model's order, none inside another; the model itself for None."""
+    policy = policy_of(model, wrap)
+    if policy is None:
+        return [model]
+    found = {id(module) for module in units(model, policy)}
+    return _outermost(model, found)
+
+
+def _outermost(module: nn.Module, found: set[int]) -> list[nn.Module]:
+    outer: list[nn.Module] = []
+    for child in module.children():
+        outer += [child] if id(child) in found else _outermost(child, found)
+    return outer
+
 
 def by_class_names(model: nn.Module, names: Iterable[str]) -> WrapPolicy:
     """A policy that takes the modules of these classes.

@@ -16,6 +16,19 @@ def is_compiled_module(module: Any) -> bool:
     return compiler is not None and isinstance(module, compiler.OptimizedModule)
 
 
+def has_compiled_regions(module: Any) -> bool:
+    """Whether `module`, or any module in it, was compiled."""
+    if is_compiled_module(module):
+        return True
+    return isinstance(module, nn.Module) and any(
+        is_compiled_module(part) or _has_compiled_forward(part) for part in module.modules()
+    )
+
+
+def _has_compiled_forward(module: nn.Module) -> bool:
+    return hasattr(vars(module).get("forward"), "_torchdynamo_orig_callable")
+
+
 def inside_compiled(module: Any) -> Any:
     """What was compiled; a module that was not comes back itself."""
     return module._orig_mod if is_compiled_module(module) else module  # noqa: SLF001 - the compiler's only way in

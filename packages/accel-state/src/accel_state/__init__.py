@@ -121,6 +121,7 @@ if TYPE_CHECKING:
     from accel_state.environment import str_to_bool as str_to_bool
     from accel_state.errors import CannotPadNestedTensorWarning as CannotPadNestedTensorWarning
     from accel_state.errors import DistributedOperationException as DistributedOperationException
+    from accel_state.exit_codes import STOPPED_EXIT_CODE as STOPPED_EXIT_CODE
     from accel_state.gradient_state import GradientState as GradientState
     from accel_state.hardware import check_cuda_p2p_ib_support as check_cuda_p2p_ib_support
     from accel_state.hardware import get_cpu_distributed_information as get_cpu_distributed_information
@@ -141,6 +142,7 @@ if TYPE_CHECKING:
     from accel_state.rng import synchronize_rng_state as synchronize_rng_state
     from accel_state.rng import synchronize_rng_states as synchronize_rng_states
     from accel_state.splitting import drop_padding as drop_padding
+    from accel_state.stop_notice import StopNotice as StopNotice
     from accel_state.topology import Topology as Topology
     from accel_state.trigger import Trigger as Trigger
     from accel_state.versions import compare_versions as compare_versions
@@ -155,6 +157,8 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "splitting": ["drop_padding"],
         "topology": ["Topology"],
         "trigger": ["Trigger"],
+        "exit_codes": ["STOPPED_EXIT_CODE"],
+        "stop_notice": ["StopNotice"],
         "enums": ["ComputeEnvironment", "DistributedType", "RNGType", "TORCH_DISTRIBUTED_OPERATION_TYPES"],
         "kwargs": ["KwargsHandler", "InitProcessGroupKwargs"],
         "protocols": ["Stateful"],

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from accel_precision import AutocastKwargs as AutocastKwargs
     from accel_precision import GradScalerKwargs as GradScalerKwargs
     from accel_precision import PrecisionPolicy as PrecisionPolicy
+    from accel_state import STOPPED_EXIT_CODE as STOPPED_EXIT_CODE
     from accel_state import DistributedType as DistributedType
     from accel_state import InitProcessGroupKwargs as InitProcessGroupKwargs
     from accel_state import PartialState as PartialState
@@ -27,15 +28,24 @@ if TYPE_CHECKING:
     from accel_state import synchronize_rng_states as synchronize_rng_states
 
     from .accelerator import Accelerator as Accelerator
+    from .commands.estimate import estimate_command as estimate_command
+    from .commands.estimate import estimate_command_parser as estimate_command_parser
+    from .commands.test import test_command as test_command
+    from .commands.test import test_command_parser as test_command_parser
 
 __version__ = "0.1.0"
 
 __getattr__, __dir__, __all__ = lazy_exports(
     __name__,
-    {"accelerator": ["Accelerator"]},
+    {
+        "accelerator": ["Accelerator"],
+        "commands.estimate": ["estimate_command", "estimate_command_parser"],
+        "commands.test": ["test_command", "test_command_parser"],
+    },
     elsewhere={
         "accel_state": [
             "PartialState",
+            "STOPPED_EXIT_CODE",
             "DistributedType",
             "InitProcessGroupKwargs",
             "set_seed",

@@ -14,7 +14,7 @@ import accel_parallel
 import accel_precision
 import accel_state
 import accel_tracking
-from accel_state.settings import UNSET, resolve
+from accel_state.settings import UNSET, resolve, setting
 
 from . import checkpoints, configuration, parallelism, preparing
 from .handlers import recipe_of, sort_handlers
@@ -68,8 +68,10 @@ class Accelerator:
         parallelism_config: the mesh: how many ranks each kind of parallelism gets.
         fsdp_plugin: how parameters are shared over ranks; without `parallelism_config`, over all of them.
         torch_tp_plugin: deprecated, `ParallelismConfig(tp_size=...)` says the same.
-        deepspeed_plugin, deepspeed_plugins, megatron_lm_plugin, dynamo_backend, dynamo_plugin: refused with the reason:
-            what they configure does not exist yet.
+        dynamo_backend: compile models by this backend of torch.compile; default "no".
+        dynamo_plugin: torch.compile in full.
+        deepspeed_plugin, deepspeed_plugins, megatron_lm_plugin: refused with the reason: what they configure does not
+            exist yet.
 
     Raises:
         SettingError: a value that is not allowed, a contradiction, or something that cannot be honoured.
@@ -117,6 +119,7 @@ class Accelerator:
         self.state = accel_state.AcceleratorState(
             mixed_precision,
             cpu,
+            dynamo_plugin=configuration.dynamo_plugin(dynamo_backend, dynamo_plugin),
             fsdp_plugin=choice.fsdp,
             parallelism_config=choice.config,
             _from_accelerator=True,
@@ -159,6 +162,7 @@ class Accelerator:
         self._dataloaders = self.registry.dataloaders
         self._custom_objects = self.registry.custom_objects
         self._trigger = accel_state.Trigger()
+        self._stop_notice = accel_state.StopNotice(setting("time_limit_s"))
 
     def __getattr__(self, name: str) -> Any:  # only for what is not there
         owner = MEMBERS.get(name)
@@ -393,6 +397,15 @@ class Accelerator:
         """Whether any rank called `set_trigger` since the last check. Every rank calls it; one exchange on the CPU."""
         return self._trigger.check()
 
+    @property
+    def should_stop(self) -> bool:
+        """Whether to save and leave: after SIGTERM, SIGUSR1 or `--time-limit-s` on any rank, at one update on all.
+
+        Every rank asks once at the end of each update. Leave by `save_state()`, `close()` and
+        `sys.exit(STOPPED_EXIT_CODE)`. See `StopNotice`.
+        """
+        return self._stop_notice.check()
+
     # ------------------------------------------------------------ preparing
 
     def prepare(self, *args: Any, device_placement: Sequence[bool] | None = None) -> Any:
@@ -493,6 +506,36 @@ class Accelerator:
         if self.state.num_processes > 1:
             preparing.note_reduction(self)
 
+    def forward_backward(
+        self,
+        batch: Any,
+        loss_function: Callable[[Any, Any], Tensor],
+        *,
+        target: str = "labels",
+        num_items: float | Tensor | None = None,
+        model: nn.Module | None = None,
+    ) -> Tensor | None:
+        """Forward and backward of one batch, through the stages of a pipeline where `pp_size` is above 1.
+
+        Without a pipeline it is what `model(...)`, the loss and `backward` are, so that one script runs both ways.
+
+        Args:
+            batch: a tuple or list of the model's arguments and, last, the target; or a dict of its keywords and the
+                target.
+            loss_function: `loss_function(output, target)`, a mean over the batch; with `num_items` a sum.
+            target: the target's key, where the batch is a dict.
+            num_items: as in `backward`.
+            model: which one, where several are prepared.
+
+        Returns:
+            The batch's loss, detached; None on ranks of a pipeline that do not have its last stage.
+
+        Raises:
+            SettingError: no model, or several and none named; a batch of another form; one that cannot be cut into equal
+                micro-batches.
+        """
+        return preparing.forward_backward(self, model, batch, target, loss_function, num_items)
+
     def no_sync(self, model: nn.Module | None = None) -> AbstractContextManager[Any]:
         """A block whose gradients stay on their rank; without a model, those of all prepared models."""
         return self.engine.no_sync(*([model] if model is not None else self._models))
@@ -501,6 +544,29 @@ class Accelerator:
     def trigger_sync_in_backward(model: nn.Module) -> AbstractContextManager[None]:
         """A block whose next backward reduces gradients although its forward ran under `no_sync`."""
         return accel_parallel.trigger_sync_in_backward(model)
+
+    def maybe_context_parallel(
+        self,
+        buffers: list[Tensor] | None = None,
+        buffer_seq_dims: list[int] | None = None,
+        no_restore_buffers: set[Tensor] | None = None,
+    ) -> AbstractContextManager[None]:
+        """A block for one forward and backward in which ranks of the cp axis share sequences; harmless without cp.
+
+        Inside, `buffers` hold this rank's part, and attention sees whole sequences: see `sequence_context`. To be made
+        anew for each batch.
+
+        Args:
+            buffers: all tensors along the sequence: tokens, labels shifted by one before, positions. They are cut in
+                place and restored at the end.
+            buffer_seq_dims: the dim of each along which its sequence runs.
+            no_restore_buffers: those of `buffers` that stay cut.
+
+        Raises:
+            SettingError: numbers of buffers and dims differ, or `no_restore_buffers` has others; it is a ValueError.
+            PlanError: sequences that cannot be dealt to the ranks.
+        """
+        return parallelism.shared_sequences(self.state, buffers, buffer_seq_dims, no_restore_buffers)
 
     def autocast(self, autocast_handler: AutocastKwargs | None = None) -> AbstractContextManager[None]:
         """A block that computes in this precision; the handler given here beats the constructor's.
@@ -605,7 +671,8 @@ class Accelerator:
 
         Args:
             output_dir: the checkpoint's directory; with automatic naming it is `checkpoints/checkpoint_<iteration>` in
-                the project's directory instead, and a directory given warns.
+                the project's directory instead, and a directory given warns. On every node, with
+                `ProjectConfiguration(save_on_each_node=True)`.
             safe_serialization: False writes the peer's files in torch's format (`pytorch_model.bin`, …), which are read
                 weights-only; sharded models cannot be saved so.
             blocking: False returns as soon as a private copy of the state exists. One such save is in flight at most:
@@ -631,7 +698,8 @@ class Accelerator:
         """Continue from a checkpoint of any number of ranks. Every rank calls it, after `prepare`.
 
         Args:
-            input_dir: the checkpoint's directory; None means the newest one under automatic naming.
+            input_dir: the checkpoint's directory, ours or the peer's; None means the newest one under automatic naming
+                that is whole. Numbers go on above all that are there.
             load_kwargs, load_model_func_kwargs: `map_location` ("cpu" or "on_device") and `weights_only=True` hold
                 whether given or not: tensors go where the objects have theirs. Any other is an error.
             strict: False loads what fits and warns of the rest.
@@ -779,6 +847,7 @@ class Accelerator:
         """Wait for saves in the background, finish the trackers, leave the process group. Harmless a second time."""
         checkpoints.wait_for_saves(self)
         self.tracker_set.finish()
+        self._stop_notice.close()
         self.state.destroy_process_group()
 
     def close(self) -> None:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import accel_ckpt
 import accel_parallel
-from accel_state import warn_user
-from accel_state.errors import CheckpointError, CheckpointNotFoundError, SettingError
+from accel_state import gather_object, warn_user
+from accel_state.errors import CheckpointCorruptError, CheckpointError, CheckpointNotFoundError, SettingError
 from accel_state.protocols import Stateful
 
-from .torch_files import beside_torch_files, load_torch_files, torch_files
+from .torch_files import beside_torch_files, load_beside_torch_files, load_torch_files, torch_files
 
 if TYPE_CHECKING:
     from accel_ckpt import Checkpointer, SaveHandle
@@ -46,6 +46,7 @@ def everything(accelerator: Accelerator) -> dict[str, Any]:
     Names are the class's and an ordinal, so that they stay when other objects come or go.
     """
     registry = accelerator.registry
+    refuse_stages(registry.models)
     prepared = accel_parallel.Prepared(
         models=tuple(registry.models), optimizers=tuple(registry.optimizers), schedulers=tuple(registry.schedulers)
     )
@@ -57,6 +58,20 @@ def everything(accelerator: Accelerator) -> dict[str, Any]:
         seen[kind] += 1
         objects[name if name not in objects else f"registered-{name}"] = item
     return {**objects, "trackers": accelerator.tracker_set, "accelerator": Counters(accelerator)}
+
+
+def refuse_stages(models: Iterable[Any]) -> None:
+    """Refuse models of which each rank of a pipeline has only some stages.
+
+    Raises:
+        CheckpointError: there is one.
+    """
+    if any(accel_parallel.is_pipelined(model) for model in models):
+        raise CheckpointError(
+            "checkpoints of pipelines (pp_size above 1) cannot be written or read yet: each rank has other parameters. "
+            "Way out: every rank saves its model.state_dict() to a file of its own, whose names are those of the whole "
+            "model"
+        )
 
 
 def checked(objects: Sequence[Any]) -> Sequence[Any]:
@@ -92,11 +107,6 @@ def save_state(
             "without options"
         )
     project = accelerator.project_configuration
-    if project.save_on_each_node:
-        raise SettingError(
-            "ProjectConfiguration(save_on_each_node=True) cannot be honoured yet: all ranks need one file system, "
-            "where the main process writes"
-        )
     if not accelerator.sync_gradients:
         warn_user(
             "save_state() within an accumulation window: gradients are not saved, so a resumed run begins the window "
@@ -116,6 +126,7 @@ def save_state(
                 "automatic_checkpoint_naming=True), which names checkpoints by itself"
             )
         wait_for_saves(accelerator)
+        options["save_on_each_node"] = project.save_on_each_node
         if blocking:
             return os.fspath(accel_ckpt.save_checkpoint(output_dir, objects, **options))
         handle = accel_ckpt.save_in_background(output_dir, objects, buffers=accelerator.copy_buffers, **options)
@@ -127,7 +138,7 @@ def save_state(
             RuntimeWarning,
         )
     checkpointer = _automatic(accelerator)
-    free = _next_number(checkpointer.directory)
+    free = _next_number(accelerator, checkpointer.directory)
     if project.iteration < free:  # the highest number is the newest: one below would never be found again
         raise CheckpointError(
             f"{checkpointer.directory} holds checkpoints up to {PREFIX}{free - 1} of an earlier run: load_state() "
@@ -163,37 +174,52 @@ def load_state(
     _check_load_options(load_kwargs or {}, function_kwargs)
     project = accelerator.project_configuration
     wait_for_saves(accelerator)
-    objects = everything(accelerator)
-    before_load = accelerator.state_hooks.before_load(_names(objects))
-    source = input_dir
-    if source is None and project.automatic_checkpoint_naming and (newest := _automatic(accelerator).latest()):
-        source = newest.path
-    if source is not None and accel_ckpt.is_accelerate_checkpoint(source):
-        if not accel_ckpt.is_committed_checkpoint(source):
-            load_torch_files(accelerator, source)
-            return
-        objects = beside_torch_files(objects)
-        before_load = partial(_load_torch_files_first, accelerator)
     if input_dir is not None:
-        accel_ckpt.load_checkpoint(input_dir, objects, strict=strict, before_load=before_load)
-        if project.automatic_checkpoint_naming and project.project_dir is not None:
-            project.iteration = max(project.iteration, _next_number(_automatic(accelerator).directory))
-        _begin_anew(accelerator)
-        return
-    if not project.automatic_checkpoint_naming:
+        _load_directory(accelerator, strict, input_dir)
+    elif project.automatic_checkpoint_naming:
+        _automatic(accelerator).load_newest(partial(_load_directory, accelerator, strict))
+    else:
         raise CheckpointNotFoundError(
             "load_state() without a directory finds the newest checkpoint only with ProjectConfiguration("
             "project_dir=..., automatic_checkpoint_naming=True): pass the checkpoint's directory"
         )
-    checkpointer = _automatic(accelerator)
-    checkpointer.restore(strict=strict, before_load=before_load, **objects)
-    project.iteration = _next_number(checkpointer.directory)
+    if project.automatic_checkpoint_naming and project.project_dir is not None:
+        project.iteration = max(project.iteration, _next_number(accelerator, _automatic(accelerator).directory))
     _begin_anew(accelerator)
 
 
-def _load_torch_files_first(accelerator: Accelerator, path: Path) -> Sequence[str]:
-    load_torch_files(accelerator, path)
-    return ()
+def _load_directory(accelerator: Accelerator, strict: bool, directory: str | os.PathLike[str]) -> None:
+    """Load one checkpoint, whoever wrote it in whichever form."""
+    objects, kind = everything(accelerator), _agreed(accelerator, _kind_of(directory), directory)
+    if kind == "accelerate":
+        load_torch_files(accelerator, directory, strict)
+    elif kind == "ours with torch files":
+        load_beside_torch_files(accelerator, directory, beside_torch_files(objects), strict)
+    else:
+        before_load = accelerator.state_hooks.before_load(_names(objects))
+        accel_ckpt.load_checkpoint(directory, objects, strict=strict, before_load=before_load)
+
+
+def _kind_of(directory: str | os.PathLike[str]) -> str:
+    theirs, ours = accel_ckpt.is_accelerate_checkpoint(directory), accel_ckpt.is_committed_checkpoint(directory)
+    if theirs:
+        return "ours with torch files" if ours else "accelerate"
+    return "ours" if ours else "no checkpoint"
+
+
+def _agreed(accelerator: Accelerator, kind: str, directory: str | os.PathLike[str]) -> str:
+    """What every rank finds there.
+
+    Raises:
+        CheckpointCorruptError: on all ranks: they find different things.
+    """
+    kinds = gather_object([kind]) if accelerator.num_processes > 1 else [kind]
+    if odd := [f"rank {rank}: {found}" for rank, found in enumerate(kinds) if found != kinds[0]]:
+        raise CheckpointCorruptError(
+            f"the ranks find different things at {os.fspath(directory)} (rank 0: {kinds[0]}; {'; '.join(odd[:4])}): "
+            "every rank needs the whole checkpoint, on a common file system or saved with save_on_each_node=True"
+        )
+    return kind
 
 
 def _names(objects: Mapping[str, Any]) -> dict[int, str]:
@@ -227,12 +253,12 @@ def _begin_anew(accelerator: Accelerator) -> None:
     accelerator.accumulation.reset()
 
 
-def _next_number(directory: Path) -> int:
-    """One above every checkpoint that is there, the damaged ones that were passed over included."""
-    if not directory.is_dir():
-        return 0
-    numbers = [path.name.removeprefix(PREFIX) for path in directory.iterdir() if path.name.startswith(PREFIX)]
-    return 1 + max((int(number) for number in numbers if number.isdigit()), default=-1)
+def _next_number(accelerator: Accelerator, directory: Path) -> int:
+    """One above every checkpoint that any rank sees, the damaged ones that were passed over included."""
+    paths = directory.iterdir() if directory.is_dir() else ()
+    numbers = [path.name.removeprefix(PREFIX) for path in paths if path.name.startswith(PREFIX)]
+    free = 1 + max((int(number) for number in numbers if number.isdigit()), default=-1)
+    return max(gather_object([free])) if accelerator.num_processes > 1 else free
 
 
 def _automatic(accelerator: Accelerator) -> Checkpointer:
@@ -246,7 +272,8 @@ def _automatic(accelerator: Accelerator) -> Checkpointer:
         raise SettingError("automatic_checkpoint_naming needs a project_dir in ProjectConfiguration or Accelerator")
     directory = Path(project.project_dir) / "checkpoints"
     checkpointer = accelerator.registry.checkpointers.setdefault(
-        directory, accel_ckpt.Checkpointer(directory, prefix=PREFIX)
+        directory,
+        accel_ckpt.Checkpointer(directory, prefix=PREFIX, save_on_each_node=project.save_on_each_node),
     )
     checkpointer.keep = None if project.total_limit is None else accel_ckpt.latest(project.total_limit)
     return checkpointer

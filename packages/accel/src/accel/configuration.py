@@ -17,7 +17,7 @@ from accel_state.settings import UNSET, resolve
 if TYPE_CHECKING:
     from accel_ckpt import ProjectConfiguration
     from accel_data import DataLoaderConfiguration
-    from accel_parallel import GradientAccumulationPlugin
+    from accel_parallel import GradientAccumulationPlugin, TorchDynamoPlugin
 
 
 def check_type(argument: str, value: Any, kind: type) -> None:
@@ -59,6 +59,25 @@ def accumulation_plugin(steps: Any, plugin: GradientAccumulationPlugin | None) -
             f"gradient_accumulation_steps={steps!r} contradicts gradient_accumulation_plugin with num_steps="
             f"{plugin.num_steps!r}: give one of them"
         )
+    return plugin
+
+
+def dynamo_plugin(backend: Any, plugin: TorchDynamoPlugin | None) -> TorchDynamoPlugin:
+    """How models are compiled: by the plugin, or by the backend of the argument or the environment.
+
+    Raises:
+        SettingError: both are given, or a backend that does not exist.
+    """
+    if plugin is None:
+        return accel_parallel.TorchDynamoPlugin(backend=backend)
+    check_type("dynamo_plugin", plugin, accel_parallel.TorchDynamoPlugin)
+    if backend is not None:
+        raise SettingError(
+            f"dynamo_backend={backend!r} beside dynamo_plugin with backend={plugin.backend.value!r}: give the plugin "
+            "alone, with that backend"
+        )
+    if not plugin.compiles and plugin.to_kwargs():
+        warn_user(f"dynamo_plugin says {plugin.to_kwargs()} and compiles nothing: its backend is NO. Give it one")
     return plugin
 
 

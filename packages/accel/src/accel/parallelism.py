@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import warnings
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +18,10 @@ from accel_state.settings import setting
 from .configuration import check_type
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from accel_parallel import FullyShardedDataParallelPlugin, ParallelismConfig
     from accel_state import AcceleratorState
-
-_NOT_YET = {
-    "pp": "pipelines have no step yet. Way out: torch.distributed.pipelining by hand, or pp_size=1",
-    "cp": "context parallelism has no step yet. Way out: cp_size=1, and tp_size or dp_shard_size for memory",
-    "sp": "sequence parallelism has no step yet. Way out: sp_size=1, and tp_size or dp_shard_size for memory",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +58,21 @@ def choose(fsdp_plugin: Any, torch_tp_plugin: Any, parallelism_config: Any, mixe
         check_type("torch_tp_plugin", torch_tp_plugin, accel_parallel.TorchTensorParallelPlugin)
         parallelism_config = _from_tp_plugin(torch_tp_plugin.tp_size, parallelism_config)
     if parallelism_config is not None:
-        for axis, reason in _NOT_YET.items():
-            if parallelism_config.sizes[axis] > 1:
-                raise SettingError(f"parallelism_config with {axis}_size={parallelism_config.sizes[axis]}: {reason}")
+        if parallelism_config.pp_enabled and (parallelism_config.cp_enabled or parallelism_config.sp_enabled):
+            raise SettingError(
+                f"parallelism_config with pp_size={parallelism_config.pp_size} and a shared sequence (cp or sp): stages "
+                "of a pipeline exchange whole micro-batches. Set cp_size and sp_size to 1, or pp_size to 1"
+            )
+        if parallelism_config.sp_enabled and parallelism_config.sp_backend == "deepspeed":
+            raise SettingError(
+                "parallelism_config with sp_backend='deepspeed': DeepSpeed's engine does not exist yet. Way out: "
+                "sp_backend='native', which shares sequences in the same way"
+            )
+        if parallelism_config.pp_enabled and mixed_precision in ("fp16", "fp8"):
+            raise SettingError(
+                f"mixed_precision={mixed_precision!r} with pp_size={parallelism_config.pp_size}: stages would not know "
+                "of each other's overflows and scales. Use 'bf16'"
+            )
         fsdp_plugin = _with_sharding(fsdp_plugin, parallelism_config)
     if fsdp_plugin is not None and mixed_precision in ("fp16", "bf16") and fsdp_plugin.mixed_precision_policy is None:
         fsdp_plugin = _computing_in(fsdp_plugin, mixed_precision)
@@ -72,12 +82,11 @@ def choose(fsdp_plugin: Any, torch_tp_plugin: Any, parallelism_config: Any, mixe
 
 def _refuse_what_has_no_step(plugin: Any, config: Any, mixed_precision: str) -> None:
     """Refuse what is asked for beside sharding and has not been built."""
-    for name in ("activation_checkpointing", "activation_checkpointing_offload"):
-        if plugin is not None and getattr(plugin, name):
-            raise SettingError(
-                f"fsdp_plugin with {name}=True: no step does that yet. Leave it out, and wrap blocks by "
-                "torch.utils.checkpoint in the model where memory is short"
-            )
+    if plugin is not None and plugin.activation_checkpointing_offload and not plugin.activation_checkpointing:
+        raise SettingError(
+            "fsdp_plugin with activation_checkpointing_offload=True says where checkpointed activations go, and "
+            "activation_checkpointing is False: set both, or neither"
+        )
     if mixed_precision == "fp8" and (plugin is not None or (config is not None and config.tp_enabled)):
         raise SettingError(
             "mixed_precision='fp8' beside FSDP or tensor parallelism: 8-bit layers were not shown to be right once "
@@ -133,7 +142,8 @@ def _from_tp_plugin(tp_size: int, config: Any) -> Any:
 
 def _with_sharding(plugin: Any, config: Any) -> Any:
     """The plugin where the mesh shares parameters; replicas of a model that tp shares are made by `fully_shard` too."""
-    needed = config.dp_shard_enabled or (config.dp_replicate_enabled and config.tp_enabled)
+    needed = config.dp_shard_enabled or (config.tp_enabled and bool(config.loss_dim_names))
+    possible = needed or config.cp_enabled or config.sp_enabled
     if plugin is not None and plugin.fsdp_version != 2:
         raise SettingError(
             f"fsdp_plugin with fsdp_version={plugin.fsdp_version} cannot follow a parallelism_config: use "
@@ -141,9 +151,40 @@ def _with_sharding(plugin: Any, config: Any) -> Any:
         )
     if plugin is None and needed:
         return accel_parallel.FullyShardedDataParallelPlugin(fsdp_version=2)
-    if plugin is not None and not needed and config.total_size > 1:
+    if plugin is not None and not possible and config.total_size > 1:
         raise SettingError(
             "fsdp_plugin has nothing to share parameters over: parallelism_config has dp_shard_size=1. Set "
             "dp_shard_size, or leave fsdp_plugin out"
         )
     return plugin
+
+
+def shared_sequences(
+    state: AcceleratorState,
+    buffers: Sequence[Tensor] | None,
+    buffer_seq_dims: Sequence[int] | None,
+    no_restore_buffers: Collection[Tensor] | None,
+) -> AbstractContextManager[None]:
+    """The block in which the ranks of the cp axis share sequences; an empty one where there is no such axis."""
+    config = state.parallelism_config
+    if config is None or not config.cp_enabled:
+        return nullcontext()
+    return accel_parallel.sequence_context(
+        state.device_mesh["cp"],
+        buffers,
+        buffer_seq_dims,
+        no_restore_buffers,
+        rotation=config.cp_handler.cp_comm_strategy,
+    )
+
+
+def batch_transform(state: AcceleratorState) -> Callable[[Any], Any] | None:
+    """What prepared loaders make of each batch: under sp this rank's part of its sequences."""
+    config = state.parallelism_config
+    if config is None or not config.sp_enabled:
+        return None
+    handler = config.sp_handler
+    return accel_parallel.ShardBatch(
+        group=state.device_mesh["sp"].get_group(),
+        length=None if handler.sp_seq_length_is_variable else handler.sp_seq_length,
+    )

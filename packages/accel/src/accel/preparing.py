@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,6 +18,8 @@ import accel_parallel
 import accel_precision
 import accel_state
 from accel_state.errors import SettingError
+
+from .parallelism import batch_transform
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -73,17 +75,30 @@ def model_plan(accelerator: Accelerator, *, place: bool, evaluation_mode: bool) 
     """The steps that this run asks for: placement, 8-bit layers, sharing or replication over ranks, precision."""
     steps: list[Any] = []
     plugin, config = accelerator.state.fsdp_plugin, accelerator.state.parallelism_config
+    if config is not None and config.pp_enabled:
+        steps.append(accel_parallel.pipelined(config.pp_handler))
     if plugin is None or evaluation_mode:
         steps.append(accel_parallel.single(move=place))
     if accelerator.policy.fp8 is not None:
         steps.append(accel_precision.fp8_step(accelerator.policy.fp8))
     if config is not None and config.tp_enabled:
         steps.append(accel_parallel.tensor_parallel(config.tp_handler.plan))
+    if config is not None and config.cp_enabled:
+        steps.append(accel_parallel.context_parallel(config.cp_handler.cp_comm_strategy))
+    if config is not None and config.sp_enabled:
+        steps.append(accel_parallel.sequence_parallel(config.sp_handler.sp_attn_implementation))
+    compiling = accel_parallel.compiling_of(accelerator.state.dynamo_plugin)
+    if not evaluation_mode and plugin is not None and plugin.activation_checkpointing:
+        steps.append(accel_parallel.checkpointing_of(plugin))
+    if compiling is not None and compiling.slot == "compile_blocks":
+        steps.append(compiling)
     if not evaluation_mode:
         if plugin is not None:
             steps.append(accel_parallel.fsdp2(plugin) if plugin.fsdp_version == 2 else accel_parallel.fsdp1(plugin))
-        elif accelerator.use_distributed and (config is None or config.data_parallel_size > 1):
+        elif accelerator.use_distributed and (config is None or (config.loss_dim_names and not config.pp_enabled)):
             steps.append(accel_parallel.ddp(accelerator.ddp_handler))
+    if compiling is not None and compiling.slot == "compile":
+        steps.append(compiling)
     steps.append(accel_precision.autocast_step(accelerator.policy, accelerator.autocast_handler))
     return accel_parallel.Plan(steps)
 
@@ -182,6 +197,30 @@ def prepare_model(
     return prepared
 
 
+def forward_backward(
+    accelerator: Accelerator, model: nn.Module | None, batch: Any, target: str, loss_function: Any, num_items: Any
+) -> Any:
+    """Take the batch apart and let the engine run it."""
+    models = accelerator.registry.models
+    if model is None:
+        if len(models) != 1:
+            raise SettingError(
+                f"forward_backward does not know which of {len(models)} prepared models is meant: give model="
+            )
+        model = models[0]
+    if isinstance(batch, Mapping) and target in batch:
+        kwargs = {key: value for key, value in batch.items() if key != target}
+        args, wanted = (), batch[target]
+    elif isinstance(batch, tuple | list) and len(batch) > 1:
+        (*args, wanted), kwargs = batch, {}
+    else:
+        raise SettingError(
+            f"forward_backward got a batch of type {type(batch).__name__}: give a tuple (arguments..., target), or a "
+            f"dict with the target under {target!r}"
+        )
+    return accelerator.engine.forward_backward(model, tuple(args), kwargs, wanted, loss_function, num_items)
+
+
 def register_forward_method(accelerator: Accelerator, model: nn.Module, name: str) -> None:
     """Route a method through the model's wrapper, and run it in this run's precision."""
     _require(is_model(model), model, "register_forward_method", "a torch.nn.Module")
@@ -236,6 +275,7 @@ def prepare_data_loader(
             if not _known(known, loader):
                 known.append(loader)
                 loader.ranks_will_meet = partial(_will_meet, weakref.ref(accelerator.registry))
+                loader.transform = batch_transform(accelerator.state)
             return loader
         loader = loader.base_dataloader  # of another run: cut anew, as this one's settings say
     config = accelerator.dataloader_config
@@ -259,6 +299,7 @@ def prepare_data_loader(
         gradient_state=accelerator.gradient_state,
     )
     prepared.ranks_will_meet = partial(_will_meet, weakref.ref(accelerator.registry))
+    prepared.transform = batch_transform(accelerator.state)
     known.append(prepared)
     return prepared
 

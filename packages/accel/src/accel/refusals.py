@@ -14,15 +14,12 @@ ARGUMENTS: dict[str, str] = {
     "deepspeed_plugin": _NO_ENGINE,
     "deepspeed_plugins": _NO_ENGINE,
     "megatron_lm_plugin": _NO_ENGINE,
-    "dynamo_backend": "torch.compile has no step yet. Way out: `model = torch.compile(model)` before `prepare`",
-    "dynamo_plugin": "torch.compile has no step yet. Way out: `model = torch.compile(model)` before `prepare`",
 }
 """Constructor argument to the reason why it cannot be honoured and what to do instead."""
 
 SETTINGS: dict[str, str] = {
     "use_deepspeed": "deepspeed_plugin",
     "use_megatron_lm": "megatron_lm_plugin",
-    "dynamo_backend": "dynamo_backend",
 }
 """Setting by which a launcher asks for the same to the constructor argument."""
 
@@ -30,7 +27,6 @@ MEMBERS: dict[str, str] = {
     "deepspeed_plugin": "accel-parallel",
     "deepspeed_ulysses_dl_adapter": "accel-parallel",
     "lomo_backward": "accel-parallel",
-    "maybe_context_parallel": "accel-parallel",
     "verify_device_map": "accel-parallel",
 }
 """Members that the peer's Accelerator has and this one does not have yet, and the package that will bring each."""
@@ -40,16 +36,16 @@ def refuse_what_cannot_be_honoured(arguments: Mapping[str, Any]) -> None:
     """Raises for each of `ARGUMENTS` that was given, by the caller or by the launcher's variables.
 
     Args:
-        arguments: the constructor's values; None, and "no" for a backend, ask for nothing.
+        arguments: the constructor's values; None asks for nothing.
 
     Raises:
         SettingError: names what was asked for, who asked, why it cannot be had, and the way out.
     """
     for name, reason in ARGUMENTS.items():
         value = arguments.get(name)
-        if value is not None and str(getattr(value, "value", value)).lower() != "no":
+        if value is not None:
             raise SettingError(f"Accelerator({name}={value!r}) cannot be honoured: {reason}.")
     for key, name in SETTINGS.items():
         value, origin = resolve(key)
-        if value and str(value).lower() != "no":
+        if value:
             raise SettingError(f"{key}={value!r} ({origin}) cannot be honoured: {ARGUMENTS[name]}.")

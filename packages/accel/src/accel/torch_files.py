@@ -6,7 +6,8 @@ What they have no place for (loaders' positions, trackers, counters) lies beside
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,28 +58,54 @@ def torch_files(
             custom_objects=registry.custom_objects,
             step=accelerator.step,
             safe_serialization=False,
+            save_on_each_node=accelerator.project_configuration.save_on_each_node,
         )
 
     return write
 
 
-def load_torch_files(accelerator: Accelerator, input_dir: str | os.PathLike[str]) -> None:
+def load_torch_files(accelerator: Accelerator, input_dir: str | os.PathLike[str], strict: bool) -> None:
     """Load the peer's files, without models that load hooks pop: the others are numbered in their order."""
-    registry = accelerator.registry
-    models = _bare_models(accelerator)
-    if before_load := accelerator.state_hooks.before_load({id(model): str(i) for i, model in enumerate(models)}):
-        popped = before_load(Path(input_dir))
-        models = [model for i, model in enumerate(models) if str(i) not in popped]
     step = accel_ckpt.load_accelerate_checkpoint(
-        input_dir,
-        models=models,
-        optimizers=[getattr(optimizer, "optimizer", optimizer) for optimizer in registry.optimizers],
-        schedulers=[getattr(scheduler, "scheduler", scheduler) for scheduler in registry.schedulers],
-        scaler=accelerator.scaler,
-        custom_objects=registry.custom_objects,
-        process_index=accelerator.process_index,
+        input_dir, **_places(accelerator), strict=strict, before_load=partial(_popped, accelerator)
     )
     accelerator.step = accelerator.step if step is None else step
+
+
+def load_beside_torch_files(
+    accelerator: Accelerator, input_dir: str | os.PathLike[str], objects: Mapping[str, Any], strict: bool
+) -> None:
+    """Load a checkpoint of ours with the peer's files in it: all of it is read before anything changes."""
+    opened: list[accel_ckpt.AccelerateCheckpoint] = []
+
+    def read(path: Path) -> Sequence[str]:
+        left_out, places = _popped(accelerator, path), _places(accelerator)
+        places["models"] = [model for i, model in enumerate(places["models"]) if i not in left_out]
+        opened[:] = [accel_ckpt.open_accelerate_checkpoint(path, **places, strict=strict)]
+        return ()
+
+    accel_ckpt.load_checkpoint(input_dir, objects, strict=strict, before_load=read)
+    opened[0].load()
+
+
+def _popped(accelerator: Accelerator, path: Path) -> list[int]:
+    """Call the load hooks; the numbers of the models that they pop."""
+    names = {id(model): str(i) for i, model in enumerate(_bare_models(accelerator))}
+    hooks = accelerator.state_hooks.before_load(names)
+    return [] if hooks is None else [int(name) for name in hooks(path)]
+
+
+def _places(accelerator: Accelerator) -> dict[str, Any]:
+    """What the peer's files are loaded into."""
+    registry = accelerator.registry
+    return {
+        "models": _bare_models(accelerator),
+        "optimizers": [getattr(optimizer, "optimizer", optimizer) for optimizer in registry.optimizers],
+        "schedulers": [getattr(scheduler, "scheduler", scheduler) for scheduler in registry.schedulers],
+        "scaler": accelerator.scaler,
+        "custom_objects": registry.custom_objects,
+        "process_index": accelerator.process_index,
+    }
 
 
 def _bare_models(accelerator: Accelerator) -> list[nn.Module]:

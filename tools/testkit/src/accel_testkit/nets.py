@@ -63,9 +63,10 @@ class TinyTransformer(nn.Module):
         self.logits = nn.Linear(width, vocabulary, bias=False)
         self.logits.weight = self.embedding.weight
 
-    def forward(self, tokens_bt: Tensor) -> Tensor:
-        positions_t = torch.arange(tokens_bt.shape[1], device=tokens_bt.device)
-        x_btd = self.embedding(tokens_bt) + self.position(positions_t)
+    def forward(self, tokens_bt: Tensor, positions: Tensor | None = None) -> Tensor:
+        if positions is None:
+            positions = torch.arange(tokens_bt.shape[1], device=tokens_bt.device)
+        x_btd = self.embedding(tokens_bt) + self.position(positions)
         for block in self.blocks:
             x_btd = block(x_btd)
         logits_btv: Tensor = self.logits(self.norm(x_btd))

@@ -40,3 +40,23 @@ def single_truth() -> tuple[list[float], dict[str, Tensor]]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     norms = train(model, optimizer, tokens(), nn.utils.clip_grad_norm_)
     return norms, {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def train_sequences(
+    model: nn.Module, step_of: Callable[[nn.Module, Tensor, int], None], batches: Iterable[Tensor]
+) -> list[float]:
+    """An update per batch of SGD with momentum; the norms before clipping.
+
+    Args:
+        step_of: runs forward and backward of the model on a batch, whose loss is the sum over this number of labels.
+    """
+    from accel_parallel import clip_grad_norm_
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    norms = []
+    for batch in batches:
+        step_of(model, batch, batch[:, 1:].numel())
+        norms.append(clip_grad_norm_(model.parameters(), 0.5).item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return norms

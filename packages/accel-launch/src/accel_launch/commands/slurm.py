@@ -31,6 +31,15 @@ def slurm_command_parser(subparsers: Any = None) -> argparse.ArgumentParser:
     parser.add_argument("--job-name", default="accel", metavar="NAME", help="as the queue shows it")
     parser.add_argument("--partition", default=None, metavar="NAME", help="of the cluster")
     parser.add_argument("--account", default=None, metavar="NAME", help="that pays")
+    parser.add_argument(
+        "--stop-before",
+        dest="stop_before_s",
+        type=_count,
+        default=None,
+        metavar="SECONDS",
+        help="tell the run so long before --time is over to save and leave (accelerator.should_stop)",
+    )
+    parser.add_argument("--requeue", action="store_true", help="queue the job again when it left to be resumed")
     parser.add_argument("launch", nargs=argparse.REMAINDER, metavar="...", help="for accel launch")
     parser.set_defaults(func=slurm_command)
     return parser
@@ -50,6 +59,8 @@ def slurm_command(args: argparse.Namespace) -> None:
         raise LaunchError("what to launch is missing: accel slurm --machines 2 -- train.py")
     if args.processes % args.machines:
         raise LaunchError(f"--processes {args.processes} cannot be spread evenly over --machines {args.machines}")
+    if args.stop_before_s is not None and args.time is None:
+        raise LaunchError(f"--stop-before {args.stop_before_s} counts back from the end: give --time, as in 2:00:00")
     wishes = {name: getattr(args, name) for name in Batch._fields}
     print(batch_script(Batch(**wishes), arguments), end="")
 

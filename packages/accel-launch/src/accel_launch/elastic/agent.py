@@ -15,18 +15,21 @@ from typing import Any
 
 
 def main(argv: list[str]) -> int:
-    """Run the ranks of this machine until all ended well, or failed more often than allowed."""
+    """Run the ranks of this machine until all ended well, were stopped, or failed more often than allowed."""
     request: dict[str, Any] = json.loads(argv[0])
     # with torch's default, a restarted rank meets the store of the dead attempt, and a machine that joins hangs
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    from torch.distributed.launcher import api
 
+    from accel_launch.elastic.stopping import StoppableAgent
+
+    vars(api)["LocalElasticAgent"] = StoppableAgent  # torch's launcher cannot be given an agent
     try:
         command = [word.replace("$", "$$") for word in argv[1:]]  # torch substitutes in them
-        elastic_launch(LaunchConfig(**request), command[0])(*command[1:])
+        api.elastic_launch(api.LaunchConfig(**request), command[0])(*command[1:])
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         code = 128 - failure.exitcode if failure.exitcode < 0 else failure.exitcode
@@ -37,7 +40,7 @@ def main(argv: list[str]) -> int:
     except RendezvousError as error:
         print(f"accel launch: error: the machines did not meet: {error}", file=sys.stderr)
         return 1
-    return 0
+    return StoppableAgent.exit_code
 
 
 def _tell(result: dict[str, Any]) -> None:

@@ -15,8 +15,9 @@ from accel_launch.spawn.logs import open_logs
 from accel_launch.spawn.port import Port
 from accel_launch.spawn.relay import Relay, Stream
 from accel_launch.spawn.report import exit_code, failure_message, first_failure, shell_code
+from accel_state import STOPPED_EXIT_CODE
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)  # the last is Slurm's `--signal=USR1`
 
 
 def supervise(plan: LaunchPlan) -> int:
@@ -120,9 +121,11 @@ class Run:
             self.relay.outlets[1].put(f"accel launch: ended by {self.interrupted_by.name}\n".encode())
             code = shell_code(blamed.returncode or 0)
         elif blamed is not None:
-            if not self.plan.config.value("quiet"):
-                self.relay.outlets[1].put(self.failure_message(blamed).encode())
             code = exit_code(self.children, blamed)
+            if code == STOPPED_EXIT_CODE:
+                self.relay.outlets[1].put(f"accel launch: stopped, to be resumed: exit code {code}\n".encode())
+            elif not self.plan.config.value("quiet"):
+                self.relay.outlets[1].put(self.failure_message(blamed).encode())
         while not (self.relay.is_flushed or self.is_impatient):
             self._turn(None)
         return code
@@ -152,19 +155,19 @@ class Run:
             if child.is_settled or not child.poll():
                 continue
             child.is_settled = True
-            if child.returncode != 0 and not self.is_stopping:
-                self._stop(signal.SIGTERM)
+            if child.returncode != 0 and not self.is_stopping:  # one that stopped was asked to, and so are the others
+                self._stop(None if child.returncode == STOPPED_EXIT_CODE else signal.SIGTERM)
             if self.is_stopping:
                 child.kill_group()  # what it left behind; after a good end that may be meant to stay
             self.guard.forget(child.pid)
         return all(child.is_settled for child in self.children)
 
-    def _stop(self, signum: int) -> None:
+    def _stop(self, signum: int | None) -> None:
         self.is_stopping = True
         self.deadline_s = time.monotonic() + self.plan.grace_s
         self.relay.drain()  # what was written until now is about the cause, what follows about the end
         for child in self.children:
-            if not child.poll():
+            if signum is not None and not child.poll():
                 child.send(signum)
 
     def _kill(self) -> None:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from accel_parallel import clipping, item_weights
+from accel_parallel import clipping, item_weights, kept_gradients
 from accel_parallel.engines.base import Prepared
 from accel_parallel.meshes import axis_size, data_parallel_size, loss_group, loss_size
 from accel_parallel.optimizer import AcceleratedOptimizer, Scaler
@@ -201,9 +201,7 @@ class NativeEngine:
 
         return scaled
 
-    def _backward_of_sum(
-        self, run: Callable[[Callable[[Tensor], Tensor]], None], num_items: float | Tensor
-    ) -> None:
+    def _backward_of_sum(self, run: Callable[[Callable[[Tensor], Tensor]], None], num_items: float | Tensor) -> None:
         """In a window of several micro-steps the total is known at its end alone: gradients are multiplied then, once,
         after they were reduced. A window of one knows it beforehand, and its loss is.
         """
@@ -279,8 +277,8 @@ class NativeEngine:
         Inside an accumulation window nothing is changed.
 
         Returns:
-            The norm before clipping; inside a window that of what this rank has accumulated so far. What models that
-            are sharded by `fully_shard` accumulate without reducing lies inside them and does not count before.
+            The norm before clipping; inside a window that of what this rank has accumulated so far, which under
+            sharding are whole gradients too.
 
         Raises:
             PlanError: a part of the parameters of a model under FSDP version 1.
@@ -304,7 +302,9 @@ class NativeEngine:
         clipping.clip_grad_value_(parameters, clip_value)
 
     def _norm_so_far(self, parameters: Sequence[Tensor], norm_type: float) -> Tensor:
-        norm = clipping.total_norm(parameters, norm_type, stages=self._stages)
+        norm = clipping.norm_of(kept_gradients.so_far(parameters, self._models), norm_type)
+        if self._stages is not None:
+            norm = clipping.over_stages(norm, norm_type, self._stages)
         if self.scaler is None:
             return norm
         scale: Tensor = self.scaler.scale(torch.ones((), device=norm.device))  # stays on the device, unlike get_scale

@@ -140,7 +140,9 @@ def require_own_parameters(stages: Sequence[nn.Module]) -> None:
     for index, stage in enumerate(stages):
         for name, parameter in stage.named_parameters(remove_duplicate=False):
             owners[id(parameter)].setdefault(index, name)
-    shared = [" and ".join(f"{name} (stage {i})" for i, name in held.items()) for held in owners.values() if len(held) > 1]
+    shared = [
+        " and ".join(f"{name} (stage {i})" for i, name in held.items()) for held in owners.values() if len(held) > 1
+    ]
     if shared:
         raise PlanError(
             f"{'; '.join(shared)}: a parameter that is shared across stages would get a part of its gradient on each. "
@@ -166,6 +168,6 @@ def trace(model: nn.Module, config: PipelineConfig, num_stages: int) -> Any:
         raise PlanError(f"`cuts` name no module of the model: {', '.join(unknown)}. See model.named_modules().")
     example: tuple[Tensor, ...] = tuple(config.example)
     try:
-        return pipeline(model, mb_args=example, split_spec={name: SplitPoint.BEGINNING for name in cuts})
+        return pipeline(model, mb_args=example, split_spec=dict.fromkeys(cuts, SplitPoint.BEGINNING))
     except Exception as error:  # what torch.export raises has no common class
         raise PlanError(f"torch cannot trace {type(model).__name__}: {error}. Otherwise {_WAYS}.") from error

@@ -126,7 +126,10 @@ class PipelinedModel(nn.Module):
         )
         if self.replicas is not None and not self._is_paused:
             average_gradients(self.parameters(), self.replicas)
-        losses, self._losses = self._losses, []
+        losses, self._losses = (
+            self._losses[-self.num_microbatches :],
+            [],
+        )  # torch finds shapes by a first one of its own
         return torch.stack([loss.detach() for loss in losses]) if self.has_last else None
 
     @contextmanager
@@ -178,12 +181,12 @@ class PipelinedModel(nn.Module):
         return self._schedules[key]
 
     def _new_schedule(self, has_backward: bool) -> Any:
-        stages = [
-            self._torch_stage(index, stage) for index, stage in zip(self.stage_indices, self.stages, strict=True)
-        ]
+        stages = [self._torch_stage(index, stage) for index, stage in zip(self.stage_indices, self.stages, strict=True)]
         if len(stages) == 1:
             kind = _SCHEDULES[self.config.schedule] if has_backward else ScheduleGPipe
-            return kind(stages[0], self.num_microbatches, loss_fn=self._loss if has_backward else None, scale_grads=False)
+            return kind(
+                stages[0], self.num_microbatches, loss_fn=self._loss if has_backward else None, scale_grads=False
+            )
         kind = _SCHEDULES[self.config.schedule] if has_backward else ScheduleInterleaved1F1B
         return kind(stages, self.num_microbatches, loss_fn=self._loss if has_backward else None, scale_grads=False)
 

@@ -38,9 +38,7 @@ def average_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGro
         flat = torch.cat([gradient.reshape(-1) for gradient in bucket]).div_(count)
         dist.all_reduce(flat, group=group)
         parts = flat.split([gradient.numel() for gradient in bucket])
-        torch._foreach_copy_(  # noqa: SLF001 - torch's optimizers use it alike
-            bucket, [part.view_as(gradient) for part, gradient in zip(parts, bucket, strict=True)]
-        )
+        torch._foreach_copy_(bucket, [part.view_as(gradient) for part, gradient in zip(parts, bucket, strict=True)])
 
 
 def _buckets(gradients: Iterable[Tensor]) -> Iterator[list[Tensor]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,15 @@ from accel_parallel.sizes import format_bytes, parameter_bytes
 class DistributedDataParallel(TorchDistributedDataParallel):
     """torch's, by the same name, which says how to reach what the model inside has and it has not."""
 
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """torch's, whose complaint about parameters without gradient gets their names and the way out."""
+        try:
+            return super().forward(*inputs, **kwargs)
+        except RuntimeError as error:
+            if "finished reduction in the prior iteration" not in str(error):
+                raise
+            raise RuntimeError(_about_unused(self, str(error))) from None
+
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
@@ -26,6 +36,24 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             if inner is None:
                 raise
             raise AttributeError(explain_hidden(type(self).__name__, inner, name)) from None
+
+
+def _about_unused(model: TorchDistributedDataParallel, complaint: str) -> str:
+    """Which parameters had no part in the last backward; torch numbers those that it trains, in order."""
+    trained = [
+        name
+        for name, parameter in model.module.named_parameters()
+        if parameter.requires_grad and name not in model.parameters_to_ignore
+    ]
+    numbers = re.search(r"did not receive grad for rank \d+: ([\d ]+)", complaint)
+    unused = [trained[int(n)] for n in numbers.group(1).split() if int(n) < len(trained)] if numbers else []
+    which = f"{', '.join(unused)} had" if unused else "some parameters had"
+    return (
+        f"{which} no part in the loss of the last backward, and DistributedDataParallel still waits for their gradients. "
+        "Pass DistributedDataParallelKwargs(find_unused_parameters=True) (in Accelerator: as one of kwargs_handlers), "
+        "freeze them by requires_grad_(False), or let every output of forward take part in the loss. torch says: "
+        f"{complaint}"
+    )
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,6 @@ from accel_state.errors import PlanError
 if TYPE_CHECKING:
     from accel_parallel.fsdp_plugin import FullyShardedDataParallelPlugin
 
-Wrap = str | int | Collection[str] | Callable[..., bool] | None
-
 
 @dataclass(frozen=True, kw_only=True)
 class Fsdp2:
@@ -151,7 +149,7 @@ def _equalise_replicas(model: nn.Module, group: dist.ProcessGroup) -> None:
 
 
 def fully_shard_blocks(
-    wrap: Wrap = "blocks",
+    wrap: sharding_units.Wrap = "blocks",
     *,
     mixed_precision: MixedPrecisionPolicy | None = None,
     cpu_offload: bool = False,
@@ -178,19 +176,8 @@ def fully_shard_blocks(
     Cost: per forward and backward an all-gather of each unit, per synchronising backward a reduce-scatter.
     """
 
-    def policy_for(model: nn.Module) -> sharding_units.WrapPolicy | None:
-        if wrap is None:
-            return None
-        if wrap == "blocks":
-            return sharding_units.by_blocks(model)
-        if isinstance(wrap, int):
-            return sharding_units.by_size(wrap)
-        if callable(wrap):
-            return sharding_units.as_policy(wrap)
-        return sharding_units.by_names(model, [wrap] if isinstance(wrap, str) else wrap)
-
     return Fsdp2(
-        policy_for=policy_for,
+        policy_for=lambda model: sharding_units.policy_of(model, wrap),
         ignored_in=lambda _model: ignored,
         mixed_precision=mixed_precision or MixedPrecisionPolicy(),
         offload=CPUOffloadPolicy() if cpu_offload else OffloadPolicy(),

@@ -46,7 +46,7 @@ def is_lost_connection(error: RuntimeError) -> bool:
 
 
 def raise_absent(
-    store: Store, rank: int, world_size: int, *, number: int, text: str, limit_s: float, error: RuntimeError
+    store: Store, rank: int, world_size: int, *, number: int | str, text: str, limit_s: float, error: RuntimeError
 ) -> NoReturn:
     """Find out through the store who came to a collective, and say who did not, and why.
 
@@ -54,7 +54,7 @@ def raise_absent(
         store: of the channel.
         rank: this one.
         world_size: how many there are.
-        number: of the collective.
+        number: of the collective, or its number and kind.
         text: what was called.
         limit_s: the time-out.
         error: what gloo said.
@@ -79,7 +79,7 @@ def raise_absent(
     ) from error
 
 
-def _roll_call(store: Store, rank: int, world_size: int, number: int, what: str) -> set[int]:
+def _roll_call(store: Store, rank: int, world_size: int, number: int | str, what: str) -> set[int]:
     store.set(f"late/{number}/{rank}", what)
     keys = [f"late/{number}/{other}" for other in range(world_size)]
     until(lambda: store.check(keys), _GRACE_S)

@@ -17,4 +17,11 @@ SETTINGS: tuple[Setting, ...] = (
         "Micro-batches whose gradients are summed before an update.",
         minimum=1,
     ),
+    define(
+        "time_limit_s",
+        int,
+        None,
+        "Seconds after which `should_stop` turns true, from where the Accelerator is made; no limit by default.",
+        minimum=1,
+    ),
 )
