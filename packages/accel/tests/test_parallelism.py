@@ -61,6 +61,9 @@ def test_a_pipeline_trains_as_the_same_script_does_on_one_process(ranks):
             assert "pp" in accelerator.explain()
             with pytest.raises(CheckpointError, match="checkpoints of pipelines"):
                 accelerator.save_state("nowhere")
+            if num_ranks > 1:
+                with pytest.raises(PlanError, match="no rank has a pipelined model's whole state"):
+                    accelerator.get_state_dict(model)
         return [None if loss is None else float(loss) for loss in (*losses, last)], norms
 
     ((want, want_norms),) = ranks(body, 1, 1)

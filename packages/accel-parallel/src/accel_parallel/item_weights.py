@@ -82,9 +82,7 @@ def as_items(num_items: Any, device: torch.device) -> Tensor:
     """
     if isinstance(num_items, Tensor):
         if num_items.numel() != 1:
-            raise SettingError(
-                f"num_items of shape {tuple(num_items.shape)}: give one number, such as labels.ne(-100).sum()"
-            )
+            raise SettingError(f"num_items of shape {tuple(num_items.shape)}: give one number, such as labels.ne(-100).sum()")
         return num_items.detach().reshape(()).to(device, torch.float32)
     if isinstance(num_items, bool) or not isinstance(num_items, int | float) or not num_items >= 0:
         raise SettingError(f"num_items={num_items!r}: give the number of items that the loss sums over, from 0 on")
@@ -128,4 +126,4 @@ def scale_gradients(models: Iterable[nn.Module], factor: Tensor) -> None:
             local: Tensor = gradient.to_local() if hasattr(gradient, "to_local") else gradient
             by_device.setdefault(local.device, []).append(local)
     for device, gradients in by_device.items():
-        torch._foreach_mul_(gradients, factor.to(device))
+        torch._foreach_mul_(gradients, factor.to(device))  # noqa: SLF001 - torch's optimizers use it alike

@@ -531,8 +531,8 @@ class Accelerator:
             The batch's loss, detached; None on ranks of a pipeline that do not have its last stage.
 
         Raises:
-            SettingError: no model, or several and none named; a batch of another form; one that cannot be cut into equal
-                micro-batches.
+            SettingError: no model, or several and none named; a batch of another form, or one that cannot be cut into
+                equal micro-batches.
         """
         return preparing.forward_backward(self, model, batch, target, loss_function, num_items)
 

@@ -60,8 +60,8 @@ def choose(fsdp_plugin: Any, torch_tp_plugin: Any, parallelism_config: Any, mixe
     if parallelism_config is not None:
         if parallelism_config.pp_enabled and (parallelism_config.cp_enabled or parallelism_config.sp_enabled):
             raise SettingError(
-                f"parallelism_config with pp_size={parallelism_config.pp_size} and a shared sequence (cp or sp): stages "
-                "of a pipeline exchange whole micro-batches. Set cp_size and sp_size to 1, or pp_size to 1"
+                f"parallelism_config with pp_size={parallelism_config.pp_size} and a shared sequence (cp or sp): "
+                "stages of a pipeline exchange whole micro-batches. Set cp_size and sp_size to 1, or pp_size to 1"
             )
         if parallelism_config.sp_enabled and parallelism_config.sp_backend == "deepspeed":
             raise SettingError(

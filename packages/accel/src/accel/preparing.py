@@ -205,7 +205,7 @@ def forward_backward(
     if model is None:
         if len(models) != 1:
             raise SettingError(
-                f"forward_backward does not know which of {len(models)} prepared models is meant: give model="
+                f"forward_backward cannot tell which of {len(models)} prepared models is meant: give model="
             )
         model = models[0]
     if isinstance(batch, Mapping) and target in batch:

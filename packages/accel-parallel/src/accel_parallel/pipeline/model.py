@@ -126,10 +126,8 @@ class PipelinedModel(nn.Module):
         )
         if self.replicas is not None and not self._is_paused:
             average_gradients(self.parameters(), self.replicas)
-        losses, self._losses = (
-            self._losses[-self.num_microbatches :],
-            [],
-        )  # torch finds shapes by a first one of its own
+        losses = self._losses[-self.num_microbatches :]  # before them, torch finds shapes by a first one of its own
+        self._losses = []
         return torch.stack([loss.detach() for loss in losses]) if self.has_last else None
 
     @contextmanager
@@ -182,13 +180,11 @@ class PipelinedModel(nn.Module):
 
     def _new_schedule(self, has_backward: bool) -> Any:
         stages = [self._torch_stage(index, stage) for index, stage in zip(self.stage_indices, self.stages, strict=True)]
-        if len(stages) == 1:
-            kind = _SCHEDULES[self.config.schedule] if has_backward else ScheduleGPipe
-            return kind(
-                stages[0], self.num_microbatches, loss_fn=self._loss if has_backward else None, scale_grads=False
-            )
-        kind = _SCHEDULES[self.config.schedule] if has_backward else ScheduleInterleaved1F1B
-        return kind(stages, self.num_microbatches, loss_fn=self._loss if has_backward else None, scale_grads=False)
+        kind = _SCHEDULES[self.config.schedule]
+        if not has_backward:
+            kind = ScheduleGPipe if len(stages) == 1 else ScheduleInterleaved1F1B
+        held = stages[0] if len(stages) == 1 else stages
+        return kind(held, self.num_microbatches, loss_fn=self._loss if has_backward else None, scale_grads=False)
 
     def _torch_stage(self, index: int, stage: nn.Module) -> Any:
         if self._traced is None:

@@ -139,11 +139,7 @@ def activation_checkpointing(
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         raise SettingError(f"every={every!r}: give a whole number from 1, where 1 takes all blocks")
     return ActivationCheckpointing(
-        mode=mode,
-        blocks_of=partial(sharding_units.chosen, wrap=wrap),
-        every=every,
-        keep_ops=tuple(keep_ops),
-        offload=offload,
+        mode=mode, blocks_of=partial(sharding_units.chosen, wrap=wrap), every=every, keep_ops=tuple(keep_ops), offload=offload
     )
 
 

@@ -60,15 +60,8 @@ class Pipelined:
             stages = [self.config.make_stage(model, index, count) for index in own]
         else:
             stages = cutting.cut_chain(model, self.config, count, own)
-        made = PipelinedModel(
-            dict(zip(own, stages, strict=True)),
-            count,
-            self.config,
-            context.device,
-            pp_mesh.get_group(),
-            type(model),
-            traced,
-        )
+        held = dict(zip(own, stages, strict=True))
+        made = PipelinedModel(held, count, self.config, context.device, pp_mesh.get_group(), type(model), traced)
         if axis_size(context, "dp_replicate") > 1 and axis_size(context, "dp_shard") == 1:
             made.replicas = context.mesh["dp_replicate"].get_group()
             for stage in stages:
