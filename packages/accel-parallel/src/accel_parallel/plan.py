@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import nn
@@ -126,8 +126,9 @@ class Plan:
         self.validate(model, context)
         for step in self.steps:
             if is_pipelined(model) and step.slot != "pp":  # each of this rank's stages is a model of its own
-                for index, stage in enumerate(model.stages):  # type: ignore[arg-type]
-                    model.stages[index] = step.apply(stage, context)  # type: ignore[operator]
+                stages = cast(nn.ModuleList, model.stages)
+                for index, stage in enumerate(stages):
+                    stages[index] = step.apply(stage, context)
             else:
                 model = step.apply(model, context)
             if step.slot == "pp":
@@ -164,7 +165,7 @@ def _parts_for(step: Step, steps: Sequence[Step], model: nn.Module) -> Sequence[
     if step.slot == "pp":
         return (model,)
     if is_pipelined(model):
-        return tuple(model.stages)  # type: ignore[arg-type]
+        return tuple(cast(nn.ModuleList, model.stages))
     return () if any(other.slot == "pp" for other in steps) else (model,)
 
 

@@ -32,12 +32,15 @@ def full_state_dict(model: nn.Module, unwrap: bool = True) -> dict[str, Any]:
         Of a sharded model: on rank 0 everything, on the CPU, as copies that training does not change; elsewhere an
         empty dict. Of others: `model.state_dict()`.
 
+    Raises:
+        PlanError: a rank has only some stages of the model.
+
     Cost: an all-gather per sharded tensor.
     """
     if is_pipelined(model):
         raise PlanError(
-            "no rank has a pipelined model's whole state: each has its own stages', by the names of the whole model. Call "
-            "model.state_dict() on every rank"
+            "no rank has a pipelined model's whole state: each has that of its stages, by the names of the whole model. "
+            "Call model.state_dict() on every rank"
         )
     flat = inside_compiled(model)
     if isinstance(flat, FullyShardedDataParallel):

@@ -210,7 +210,7 @@ def forward_backward(
         model = models[0]
     if isinstance(batch, Mapping) and target in batch:
         kwargs = {key: value for key, value in batch.items() if key != target}
-        args, wanted = (), batch[target]
+        args, wanted = [], batch[target]
     elif isinstance(batch, tuple | list) and len(batch) > 1:
         (*args, wanted), kwargs = batch, {}
     else:

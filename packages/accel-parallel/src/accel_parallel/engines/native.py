@@ -7,7 +7,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -177,9 +177,10 @@ class NativeEngine:
             loss = loss_function(model(*args, **kwargs), target)
             self.backward(loss, num_items=num_items)
             return loss.detach()
-        run = functools.partial(model.forward_backward, args, kwargs, target, loss_function)  # type: ignore[arg-type]
+        stages = cast(Any, model)
+        run = functools.partial(stages.forward_backward, args, kwargs, target, loss_function)
         if num_items is None:
-            scaled, parts = self._scaled_by_steps(), model.num_microbatches
+            scaled, parts = self._scaled_by_steps(), stages.num_microbatches
             losses = run(lambda loss: scaled(loss / parts))
             return None if losses is None else losses.mean()
         found: list[Tensor | None] = []
@@ -197,7 +198,7 @@ class NativeEngine:
         def scaled(loss: Tensor) -> Tensor:
             if num_steps != 1:
                 loss = loss / num_steps
-            return loss if scaler is None else scaler.scale(loss)  # type: ignore[no-any-return]
+            return loss if scaler is None else scaler.scale(loss)
 
         return scaled
 

@@ -92,7 +92,8 @@ def balanced_runs(sizes: Sequence[int], count: int) -> list[range]:
             high = middle
         else:
             low = middle + 1
-    runs, first, total = [], 0, 0
+    runs: list[range] = []
+    first, total = 0, 0
     for index, size in enumerate(sizes):
         left = count - len(runs) - 1  # runs that come after the one being filled
         if index > first and left and (total + size > low or len(sizes) - index <= left):
