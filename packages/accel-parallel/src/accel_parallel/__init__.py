@@ -49,10 +49,13 @@ if TYPE_CHECKING:
     from .optimizer import move_to_device as move_to_device
     from .optimizer import patch_optimizer_step as patch_optimizer_step
     from .parallelism import ParallelismConfig as ParallelismConfig
+    from .pipeline.config import PipelineConfig as PipelineConfig
+    from .pipeline.model import PipelinedModel as PipelinedModel
     from .plan import SLOTS as SLOTS
     from .plan import Plan as Plan
     from .plan import PlanContext as PlanContext
     from .plan import Step as Step
+    from .plan import is_pipelined as is_pipelined
     from .ring import Ring as Ring
     from .ring import ring_attention as ring_attention
     from .scheduler import AcceleratedScheduler as AcceleratedScheduler
@@ -75,6 +78,7 @@ if TYPE_CHECKING:
     from .steps.fsdp1 import fsdp1 as fsdp1
     from .steps.fsdp2 import fsdp2 as fsdp2
     from .steps.fsdp2 import fully_shard_blocks as fully_shard_blocks
+    from .steps.pp import pipelined as pipelined
     from .steps.single import single as single
     from .steps.sp import sequence_parallel as sequence_parallel
     from .steps.tp import is_tensor_parallel as is_tensor_parallel
@@ -91,7 +95,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__, __all__ = lazy_exports(
     __name__,
     {
-        "plan": ["Plan", "PlanContext", "Step", "SLOTS"],
+        "plan": ["Plan", "PlanContext", "Step", "SLOTS", "is_pipelined"],
         "steps.single": ["single"],
         "steps.ddp": ["ddp"],
         "steps.activation_checkpointing": ["activation_checkpointing", "checkpointing_of"],
@@ -132,6 +136,9 @@ __getattr__, __dir__, __all__ = lazy_exports(
             "FSDP_STATE_DICT_TYPE",
             "FSDP2_STATE_DICT_TYPE",
         ],
+        "pipeline.config": ["PipelineConfig"],
+        "pipeline.model": ["PipelinedModel"],
+        "steps.pp": ["pipelined"],
         "steps.tp": ["is_tensor_parallel", "tensor_parallel"],
         "steps.cp": ["context_parallel"],
         "steps.sp": ["sequence_parallel"],

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.utils import clip_grad_value_ as torch_clip_grad_value_
@@ -21,6 +22,7 @@ def clip_grad_norm_(
     *,
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
+    stages: dist.ProcessGroup | None = None,
 ) -> Tensor:
     """Scale gradients so that their norm, as one vector, is at most `max_norm`.
 
@@ -30,24 +32,50 @@ def clip_grad_norm_(
         norm_type: p of the p-norm; inf takes the largest entry.
         error_if_nonfinite: raise RuntimeError on an infinite or undefined norm instead of returning it.
         foreach: torch's switch; None lets it take the fused path where there is one.
+        stages: ranks with other parameters of the same model, those of a pipeline; all of them call this.
 
     Returns:
         The norm before clipping: a scalar tensor on the gradients' device, the same as without sharding.
 
-    Cost: no device sync; for sharded gradients one all-reduce of a scalar per mesh.
+    Cost: no device sync; for sharded gradients one all-reduce of a scalar per mesh, and one over `stages`.
     """
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     grads = [p.grad for p in parameters if p.grad is not None]
-    norm = norm_of(grads, norm_type, error_if_nonfinite, foreach)
+    norm = norm_of(grads, norm_type, error_if_nonfinite and stages is None, foreach)
+    if stages is not None:
+        norm = over_stages(norm, norm_type, stages)
+        _require_finite(norm, norm_type, error_if_nonfinite)
     for group in _by_mesh(parameters):
         clip_grads_with_norm_(group, max_norm, norm, foreach)
     return norm
 
 
-def total_norm(parameters: Tensor | Iterable[Tensor], norm_type: float = 2.0) -> Tensor:
+def total_norm(
+    parameters: Tensor | Iterable[Tensor], norm_type: float = 2.0, *, stages: dist.ProcessGroup | None = None
+) -> Tensor:
     """The norm that `clip_grad_norm_` would return, without changing anything."""
     parameters = [parameters] if isinstance(parameters, Tensor) else parameters
-    return norm_of([p.grad for p in parameters if p.grad is not None], norm_type)
+    norm = norm_of([p.grad for p in parameters if p.grad is not None], norm_type)
+    return norm if stages is None else over_stages(norm, norm_type, stages)
+
+
+def over_stages(norm: Tensor, norm_type: float, stages: dist.ProcessGroup) -> Tensor:
+    """The norm over all stages of a pipeline, given that of this rank's.
+
+    Cost: one all-reduce of a scalar.
+    """
+    if norm_type == float("inf"):
+        largest = norm.clone()
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=stages)
+        return largest
+    power = norm**norm_type
+    dist.all_reduce(power, group=stages)
+    return power ** (1 / norm_type)
+
+
+def _require_finite(norm: Tensor, norm_type: float, is_required: bool) -> None:
+    if is_required and not bool(norm.isfinite()):
+        raise RuntimeError(f"the gradient norm of order {norm_type} is {norm.item()}: look for overflow in the loss.")
 
 
 def norm_of(
@@ -62,14 +90,11 @@ def norm_of(
     norms = [get_total_norm(group, norm_type, False, foreach) for group in groups.values()]
     whole: list[Tensor] = [norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in norms]
     norm: Tensor = torch.linalg.vector_norm(torch.stack([part.to(whole[0].device) for part in whole]), norm_type)
-    if error_if_nonfinite and not bool(norm.isfinite()):
-        raise RuntimeError(f"the gradient norm of order {norm_type} is {norm.item()}: look for overflow in the loss.")
+    _require_finite(norm, norm_type, error_if_nonfinite)
     return norm
 
 
-def flat_model_of(
-    parameters: Sequence[Tensor], models: Iterable[nn.Module]
-) -> FullyShardedDataParallel | None:
+def flat_model_of(parameters: Sequence[Tensor], models: Iterable[nn.Module]) -> FullyShardedDataParallel | None:
     """The model under FSDP version 1 whose parameters these are; only it knows which gradients are parts of others.
 
     Raises:

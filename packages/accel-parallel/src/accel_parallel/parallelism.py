@@ -15,6 +15,7 @@ from accel_state.settings import setting
 
 from .axis_handlers import DeepSpeedSequenceParallelConfig, TorchContextParallelConfig, TorchTensorParallelConfig
 from .mesh_plans import AXES, DATA_AXES, as_arguments, as_product, nearest_plan, places
+from .pipeline.config import PipelineConfig
 
 CP_BACKENDS = ("torch",)
 SP_BACKENDS = ("native", "deepspeed")
@@ -35,7 +36,8 @@ class ParallelismConfig:
         sp_size: ranks that share a sequence, whose heads are exchanged (Ulysses).
         sp_backend: who carries that out, "native" or "deepspeed"; default "native".
         tp_handler, cp_handler, sp_handler: options of these axes; made with their defaults for axes above 1.
-        pp_size: stages of a pipeline.
+        pp_size: ranks of a pipeline.
+        pp_handler: how the model is cut into stages, and their schedule; `PipelineConfig()` by default.
 
     Raises:
         SettingError: a size below 1, an unknown backend, or cp and sp together.
@@ -52,6 +54,7 @@ class ParallelismConfig:
     cp_handler: Any = None
     sp_handler: Any = None
     pp_size: int | None = None
+    pp_handler: Any = None
 
     def __post_init__(self) -> None:
         for axis in AXES:
@@ -75,6 +78,8 @@ class ParallelismConfig:
             self.cp_handler = TorchContextParallelConfig()
         if self.sp_enabled and self.sp_handler is None:
             self.sp_handler = DeepSpeedSequenceParallelConfig()
+        if self.pp_enabled and self.pp_handler is None:
+            self.pp_handler = PipelineConfig()
         self._mesh: DeviceMesh | None = None
 
     # ---- sizes

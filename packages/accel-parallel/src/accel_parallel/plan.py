@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import nn
@@ -103,7 +103,12 @@ class Plan:
         """
         complaints = _structural_complaints(self.steps)
         if not complaints and model is not None and context is not None:
-            complaints = [f"{step.name}: {reason}" for step in self.steps for reason in step.check(model, context)]
+            complaints = [
+                f"{step.name}: {reason}"
+                for step in self.steps
+                for part in _parts_for(step, self.steps, model)
+                for reason in step.check(part, context)
+            ]
         if complaints:
             raise PlanError("this plan cannot work:\n" + "\n".join(f"- {complaint}" for complaint in complaints))
 
@@ -120,7 +125,14 @@ class Plan:
         """
         self.validate(model, context)
         for step in self.steps:
-            model = step.apply(model, context)
+            if is_pipelined(model) and step.slot != "pp":  # each of this rank's stages is a model of its own
+                stages = cast(nn.ModuleList, model.stages)
+                for index, stage in enumerate(stages):
+                    stages[index] = step.apply(stage, context)
+            else:
+                model = step.apply(model, context)
+            if step.slot == "pp":
+                self.validate(model, context)  # the other steps, on the stages; the model itself is as it was
         return model
 
     def explain(self, model: nn.Module | None = None, context: PlanContext | None = None) -> str:
@@ -141,6 +153,20 @@ class Plan:
 
     def __repr__(self) -> str:
         return f"Plan([{', '.join(step.name for step in self.steps)}])"
+
+
+def is_pipelined(model: nn.Module) -> bool:
+    """Whether a rank holds only stages of the model. Does not import pipelines."""
+    return hasattr(model, "stage_indices")
+
+
+def _parts_for(step: Step, steps: Sequence[Step], model: nn.Module) -> Sequence[nn.Module]:
+    """What a step will work on: the model, or this rank's stages, of which nothing is known before they are cut."""
+    if step.slot == "pp":
+        return (model,)
+    if is_pipelined(model):
+        return tuple(cast(nn.ModuleList, model.stages))
+    return () if any(other.slot == "pp" for other in steps) else (model,)
 
 
 def _structural_complaints(steps: Sequence[Step]) -> list[str]:

@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
+from accel_parallel.plan import is_pipelined
 from accel_state.errors import PlanError
 
 _WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
@@ -28,6 +29,7 @@ class Replacements:
 
     def __init__(self) -> None:
         self._new_of: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._elsewhere: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameters of other ranks' stages, as keys
 
     def follow(self, model: nn.Module, change: Callable[[], nn.Module]) -> nn.Module:
         """Run `change`, which returns the changed model, and note what it replaced."""
@@ -38,10 +40,12 @@ class Replacements:
             old, new = reference(), after.get(name)
             if old is not None and new is not None and old is not new:
                 self._new_of[old] = new
+            if old is not None and new is None and is_pipelined(changed):
+                self._elsewhere[old] = True
         return changed
 
     def repoint(self, optimizer: Optimizer) -> None:
-        """Make the optimizer train the new parameters, with the state that it has.
+        """Make the optimizer train the new parameters, with the state that it has; not those of other ranks' stages.
 
         Raises:
             PlanError: a parameter without values, or one that several groups share now; nothing was changed then.
@@ -52,11 +56,14 @@ class Replacements:
         for old, state in [(old, optimizer.state.pop(old)) for old in list(optimizer.state) if old in self._new_of]:
             new = self._new_of[old]
             optimizer.state[new] = {key: _like(value, old, new) for key, value in state.items()}
+        for gone in [old for old in optimizer.state if old in self._elsewhere]:
+            del optimizer.state[gone]
         for group, parameters in zip(optimizer.param_groups, groups, strict=True):
             group["params"][:] = parameters  # in place: some optimizers keep the list elsewhere too
 
     def _repointed(self, parameters: list[Tensor]) -> list[Tensor]:
-        new = (self._new_of.get(parameter, parameter) for parameter in parameters)
+        here = (parameter for parameter in parameters if parameter not in self._elsewhere)
+        new = (self._new_of.get(parameter, parameter) for parameter in here)
         return list({id(parameter): parameter for parameter in new}.values())
 
 

@@ -9,6 +9,9 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
+from accel_state.errors import PlanError
+
+from .plan import is_pipelined
 from .repointing import canonical_name
 from .unwrap import extract_model_from_parallel, inside_compiled
 
@@ -29,8 +32,16 @@ def full_state_dict(model: nn.Module, unwrap: bool = True) -> dict[str, Any]:
         Of a sharded model: on rank 0 everything, on the CPU, as copies that training does not change; elsewhere an
         empty dict. Of others: `model.state_dict()`.
 
+    Raises:
+        PlanError: a rank has only some stages of the model.
+
     Cost: an all-gather per sharded tensor.
     """
+    if is_pipelined(model):
+        raise PlanError(
+            "no rank has a pipelined model's whole state: each has that of its stages, by the names of the whole model. "
+            "Call model.state_dict() on every rank"
+        )
     flat = inside_compiled(model)
     if isinstance(flat, FullyShardedDataParallel):
         return _whole_of_flat(flat)

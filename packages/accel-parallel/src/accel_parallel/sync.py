@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from accel_state import warn_user
 from accel_state.errors import PlanError
 
+from .plan import is_pipelined
 from .unwrap import inside_compiled, is_compiled_module
 
 
@@ -25,8 +26,8 @@ def pause_of(model: nn.Module) -> Callable[[], AbstractContextManager[None]] | N
     """
     if is_compiled_module(model):
         return pause_of(inside_compiled(model))
-    if isinstance(model, DistributedDataParallel | FullyShardedDataParallel):
-        return model.no_sync
+    if isinstance(model, DistributedDataParallel | FullyShardedDataParallel) or is_pipelined(model):
+        return model.no_sync  # type: ignore[return-value]
     if isinstance(model, FSDPModule):
         return lambda: _pause_sharded(model)
     return None
@@ -48,7 +49,7 @@ def waits_for_ranks(model: nn.Module, *, in_any_step: bool = False) -> bool:
     Models that are sharded gather their parameters in every forward, whether or not they reduce gradients.
     """
     inner = inside_compiled(model)
-    if isinstance(inner, FSDPModule | FullyShardedDataParallel):
+    if isinstance(inner, FSDPModule | FullyShardedDataParallel) or is_pipelined(inner):
         return True
     if in_any_step:
         return hasattr(inner, "require_backward_grad_sync")

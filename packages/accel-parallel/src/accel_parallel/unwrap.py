@@ -95,7 +95,7 @@ def class_before_sharding(item: Any) -> type:
 
     Names in checkpoints come from it, so that they are the same however a model is spread.
     """
-    kind = type(item)
+    kind = getattr(item, "model_class", None) or type(item)  # of stages, the class of the model that was cut
     module = sys.modules.get("torch.distributed.fsdp")
     if module is None or not issubclass(kind, module.FSDPModule) or module.FSDPModule not in kind.__bases__:
         return kind

@@ -506,6 +506,36 @@ class Accelerator:
         if self.state.num_processes > 1:
             preparing.note_reduction(self)
 
+    def forward_backward(
+        self,
+        batch: Any,
+        loss_function: Callable[[Any, Any], Tensor],
+        *,
+        target: str = "labels",
+        num_items: float | Tensor | None = None,
+        model: nn.Module | None = None,
+    ) -> Tensor | None:
+        """Forward and backward of one batch, through the stages of a pipeline where `pp_size` is above 1.
+
+        Without a pipeline it is what `model(...)`, the loss and `backward` are, so that one script runs both ways.
+
+        Args:
+            batch: a tuple or list of the model's arguments and, last, the target; or a dict of its keywords and the
+                target.
+            loss_function: `loss_function(output, target)`, a mean over the batch; with `num_items` a sum.
+            target: the target's key, where the batch is a dict.
+            num_items: as in `backward`.
+            model: which one, where several are prepared.
+
+        Returns:
+            The batch's loss, detached; None on ranks of a pipeline that do not have its last stage.
+
+        Raises:
+            SettingError: no model, or several and none named; a batch of another form, or one that cannot be cut into
+                equal micro-batches.
+        """
+        return preparing.forward_backward(self, model, batch, target, loss_function, num_items)
+
     def no_sync(self, model: nn.Module | None = None) -> AbstractContextManager[Any]:
         """A block whose gradients stay on their rank; without a model, those of all prepared models."""
         return self.engine.no_sync(*([model] if model is not None else self._models))

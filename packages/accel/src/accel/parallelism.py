@@ -23,10 +23,6 @@ if TYPE_CHECKING:
     from accel_parallel import FullyShardedDataParallelPlugin, ParallelismConfig
     from accel_state import AcceleratorState
 
-_NOT_YET = {
-    "pp": "pipelines have no step yet. Way out: torch.distributed.pipelining by hand, or pp_size=1",
-}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
@@ -62,13 +58,20 @@ def choose(fsdp_plugin: Any, torch_tp_plugin: Any, parallelism_config: Any, mixe
         check_type("torch_tp_plugin", torch_tp_plugin, accel_parallel.TorchTensorParallelPlugin)
         parallelism_config = _from_tp_plugin(torch_tp_plugin.tp_size, parallelism_config)
     if parallelism_config is not None:
-        for axis, reason in _NOT_YET.items():
-            if parallelism_config.sizes[axis] > 1:
-                raise SettingError(f"parallelism_config with {axis}_size={parallelism_config.sizes[axis]}: {reason}")
+        if parallelism_config.pp_enabled and (parallelism_config.cp_enabled or parallelism_config.sp_enabled):
+            raise SettingError(
+                f"parallelism_config with pp_size={parallelism_config.pp_size} and a shared sequence (cp or sp): "
+                "stages of a pipeline exchange whole micro-batches. Set cp_size and sp_size to 1, or pp_size to 1"
+            )
         if parallelism_config.sp_enabled and parallelism_config.sp_backend == "deepspeed":
             raise SettingError(
                 "parallelism_config with sp_backend='deepspeed': DeepSpeed's engine does not exist yet. Way out: "
                 "sp_backend='native', which shares sequences in the same way"
+            )
+        if parallelism_config.pp_enabled and mixed_precision in ("fp16", "fp8"):
+            raise SettingError(
+                f"mixed_precision={mixed_precision!r} with pp_size={parallelism_config.pp_size}: stages would not know "
+                "of each other's overflows and scales. Use 'bf16'"
             )
         fsdp_plugin = _with_sharding(fsdp_plugin, parallelism_config)
     if fsdp_plugin is not None and mixed_precision in ("fp16", "bf16") and fsdp_plugin.mixed_precision_policy is None:

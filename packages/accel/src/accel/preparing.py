@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -75,6 +75,8 @@ def model_plan(accelerator: Accelerator, *, place: bool, evaluation_mode: bool) 
     """The steps that this run asks for: placement, 8-bit layers, sharing or replication over ranks, precision."""
     steps: list[Any] = []
     plugin, config = accelerator.state.fsdp_plugin, accelerator.state.parallelism_config
+    if config is not None and config.pp_enabled:
+        steps.append(accel_parallel.pipelined(config.pp_handler))
     if plugin is None or evaluation_mode:
         steps.append(accel_parallel.single(move=place))
     if accelerator.policy.fp8 is not None:
@@ -93,7 +95,7 @@ def model_plan(accelerator: Accelerator, *, place: bool, evaluation_mode: bool) 
     if not evaluation_mode:
         if plugin is not None:
             steps.append(accel_parallel.fsdp2(plugin) if plugin.fsdp_version == 2 else accel_parallel.fsdp1(plugin))
-        elif accelerator.use_distributed and (config is None or config.loss_dim_names):
+        elif accelerator.use_distributed and (config is None or (config.loss_dim_names and not config.pp_enabled)):
             steps.append(accel_parallel.ddp(accelerator.ddp_handler))
     if compiling is not None and compiling.slot == "compile":
         steps.append(compiling)
@@ -193,6 +195,30 @@ def prepare_model(
     prepared = accelerator.engine.prepare_model(model, plan)
     accelerator.registry.models.append(prepared)
     return prepared
+
+
+def forward_backward(
+    accelerator: Accelerator, model: nn.Module | None, batch: Any, target: str, loss_function: Any, num_items: Any
+) -> Any:
+    """Take the batch apart and let the engine run it."""
+    models = accelerator.registry.models
+    if model is None:
+        if len(models) != 1:
+            raise SettingError(
+                f"forward_backward cannot tell which of {len(models)} prepared models is meant: give model="
+            )
+        model = models[0]
+    if isinstance(batch, Mapping) and target in batch:
+        kwargs = {key: value for key, value in batch.items() if key != target}
+        args, wanted = [], batch[target]
+    elif isinstance(batch, tuple | list) and len(batch) > 1:
+        (*args, wanted), kwargs = batch, {}
+    else:
+        raise SettingError(
+            f"forward_backward got a batch of type {type(batch).__name__}: give a tuple (arguments..., target), or a "
+            f"dict with the target under {target!r}"
+        )
+    return accelerator.engine.forward_backward(model, tuple(args), kwargs, wanted, loss_function, num_items)
 
 
 def register_forward_method(accelerator: Accelerator, model: nn.Module, name: str) -> None:

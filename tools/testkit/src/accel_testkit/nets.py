@@ -104,3 +104,10 @@ TP_SEQUENCE_PLAN = {
     "logits": "colwise_rep_sequence",
 }
 """The same with activations shared along the sequence between the matrices."""
+
+
+def chain_net(layers: int = 4) -> nn.Sequential:
+    """A causal language model as a plain chain of layers, without positions and ties; the same values on every rank."""
+    torch.manual_seed(0)
+    blocks = [Block(32, 4, 0.0) for _ in range(layers)]
+    return nn.Sequential(nn.Embedding(64, 32), *blocks, nn.LayerNorm(32), nn.Linear(32, 64, bias=False))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -16,9 +16,9 @@ from torch.optim import Optimizer
 
 from accel_parallel import clipping, item_weights, kept_gradients
 from accel_parallel.engines.base import Prepared
-from accel_parallel.meshes import data_parallel_size, loss_group, loss_size
+from accel_parallel.meshes import axis_size, data_parallel_size, loss_group, loss_size
 from accel_parallel.optimizer import AcceleratedOptimizer, Scaler
-from accel_parallel.plan import Plan, PlanContext
+from accel_parallel.plan import Plan, PlanContext, is_pipelined
 from accel_parallel.repointing import Replacements
 from accel_parallel.scheduler import AcceleratedScheduler, Unit
 from accel_parallel.sync import no_sync
@@ -146,52 +146,98 @@ class NativeEngine:
 
         Cost: gradients are reduced over ranks if the window ends here; with `num_items` also the counts, 4 bytes.
         """
+        if num_items is None:
+            self._scaled_by_steps()(loss).backward(**kwargs)
+        else:
+            self._backward_of_sum(lambda scaled: scaled(loss).backward(**kwargs), num_items)
+
+    def forward_backward(
+        self,
+        model: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        target: Any,
+        loss_function: Callable[[Any, Any], Tensor],
+        num_items: float | Tensor | None = None,
+    ) -> Tensor | None:
+        """Forward and backward of one batch; through the stages of a pipeline, where it has to be one call.
+
+        Args:
+            model: prepared.
+            args, kwargs: of its forward.
+            target, loss_function: the loss is `loss_function(output, target)`: a mean, or with `num_items` a sum.
+            num_items: as in `backward`; of the whole batch.
+
+        Returns:
+            The batch's loss, detached; None on ranks of a pipeline that do not have its last stage.
+
+        Cost: see `PipelinedModel.forward_backward`. Replicas of stages reduce gradients in every micro-step.
+        """
+        if not is_pipelined(model):
+            loss = loss_function(model(*args, **kwargs), target)
+            self.backward(loss, num_items=num_items)
+            return loss.detach()
+        stages = cast(Any, model)
+        run = functools.partial(stages.forward_backward, args, kwargs, target, loss_function)
+        if num_items is None:
+            scaled, parts = self._scaled_by_steps(), stages.num_microbatches
+            losses = run(lambda loss: scaled(loss / parts))
+            return None if losses is None else losses.mean()
+        found: list[Tensor | None] = []
+        self._backward_of_sum(lambda scaled: found.append(run(scaled)), num_items)
+        return None if found[0] is None else found[0].sum()
+
+    def _scaled_by_steps(self) -> Callable[[Tensor], Tensor]:
+        """What becomes of a loss that is a mean over its micro-batch."""
         window = self.gradient_state.window or self._outside
-        if num_items is not None:
-            self._backward_of_sum(loss, num_items, window, kwargs)
-            return
         window.note_mean()
         if window is self._outside and self.gradient_state.sync_gradients:
             window.begin()
-        num_steps = self.gradient_state.num_steps
-        if num_steps != 1:
-            loss = loss / num_steps
-        if self.scaler is not None:
-            loss = self.scaler.scale(loss)
-        loss.backward(**kwargs)
+        num_steps, scaler = self.gradient_state.num_steps, self.scaler
 
-    def _backward_of_sum(
-        self, loss: Tensor, num_items: float | Tensor, window: item_weights.ItemWindow, kwargs: dict[str, Any]
-    ) -> None:
+        def scaled(loss: Tensor) -> Tensor:
+            if num_steps != 1:
+                loss = loss / num_steps
+            return loss if scaler is None else scaler.scale(loss)
+
+        return scaled
+
+    def _backward_of_sum(self, run: Callable[[Callable[[Tensor], Tensor]], None], num_items: float | Tensor) -> None:
         """In a window of several micro-steps the total is known at its end alone: gradients are multiplied then, once,
         after they were reduced. A window of one knows it beforehand, and its loss is.
         """
+        window = self.gradient_state.window or self._outside
         holds_sums = window.add(item_weights.as_items(num_items, self.context.device))
         scale = (lambda value: value) if self.scaler is None else self.scaler.scale
         if not self.gradient_state.sync_gradients:
-            scale(loss).backward(**kwargs)
+            run(scale)
             return
         assert window.items is not None
         divisor, group = self._reduction
         total, pending = item_weights.start_total(window.items, group)
         if holds_sums:
-            scale(loss).backward(**kwargs)
+            run(scale)
         if pending is not None:
             pending.wait()
         factor = item_weights.factor_for(total, divisor)
         if holds_sums:
             item_weights.scale_gradients(window.models or tuple(self._models), factor)
         else:
-            scale(loss * factor.to(loss.device)).backward(**kwargs)
+            run(lambda loss: scale(loss * factor.to(loss.device)))
         if window is self._outside:
             window.begin()
 
     @functools.cached_property
     def _reduction(self) -> tuple[int, dist.ProcessGroup | None]:
         """By how much the plan's reduction divides gradients, and over which ranks it reduces them."""
-        if not any(step.slot == "data_parallel" for step in self.plan.steps):
+        if not any(step.slot in ("data_parallel", "pp") for step in self.plan.steps):
             return 1, None
         return loss_size(self.context), loss_group(self.context)
+
+    @functools.cached_property
+    def _stages(self) -> dist.ProcessGroup | None:
+        """The ranks that hold other stages of the same models."""
+        return self.context.mesh["pp"].get_group() if axis_size(self.context, "pp") > 1 else None
 
     def no_sync(self, *models: nn.Module) -> AbstractContextManager[Any]:
         """A block whose gradients stay on the rank."""
@@ -246,7 +292,7 @@ class NativeEngine:
         if flat is not None:
             flat_norm: Tensor = flat.clip_grad_norm_(max_norm, norm_type)
             return flat_norm
-        return clipping.clip_grad_norm_(parameters, max_norm, norm_type)
+        return clipping.clip_grad_norm_(parameters, max_norm, norm_type, stages=self._stages)
 
     def clip_grad_value_(self, parameters: Tensor | Iterable[Tensor], clip_value: float) -> None:
         """Clamp the entries of the gradients of the update that ends here, after unscaling them."""
@@ -258,6 +304,8 @@ class NativeEngine:
 
     def _norm_so_far(self, parameters: Sequence[Tensor], norm_type: float) -> Tensor:
         norm = clipping.norm_of(kept_gradients.so_far(parameters, self._models), norm_type)
+        if self._stages is not None:
+            norm = clipping.over_stages(norm, norm_type, self._stages)
         if self.scaler is None:
             return norm
         scale: Tensor = self.scaler.scale(torch.ones((), device=norm.device))  # stays on the device, unlike get_scale
