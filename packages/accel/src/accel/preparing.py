@@ -199,7 +199,7 @@ def prepare_model(
 
 def forward_backward(
     accelerator: Accelerator, model: nn.Module | None, batch: Any, target: str, loss_function: Any, num_items: Any
-) -> Any:
+) -> torch.Tensor | None:
     """Take the batch apart and let the engine run it."""
     models = accelerator.registry.models
     if model is None:
