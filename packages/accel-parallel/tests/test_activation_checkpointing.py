@@ -108,7 +108,7 @@ def test_what_cannot_be_done_is_said():
 @pytest.mark.parametrize("version", [1, 2])
 def test_it_composes_with_sharding_by_the_plugin(ranks, version):
     def body(version):
-        from accel_parallel import NativeEngine, Prepared, full_state_dict, fsdp1, fsdp2
+        from accel_parallel import NativeEngine, Prepared, fsdp1, fsdp2, full_state_dict
         from accel_state import PartialState
 
         state = PartialState(cpu=True)

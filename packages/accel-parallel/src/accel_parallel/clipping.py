@@ -67,9 +67,7 @@ def norm_of(
     return norm
 
 
-def flat_model_of(
-    parameters: Sequence[Tensor], models: Iterable[nn.Module]
-) -> FullyShardedDataParallel | None:
+def flat_model_of(parameters: Sequence[Tensor], models: Iterable[nn.Module]) -> FullyShardedDataParallel | None:
     """The model under FSDP version 1 whose parameters these are; only it knows which gradients are parts of others.
 
     Raises:
