@@ -176,7 +176,7 @@ def test_sums_and_means_do_not_mix_in_a_window(first):
         engine.backward(a(torch.ones(1, 1)).sum(), num_items=first)
     with (
         accumulation.block((a,)),
-        pytest.raises(PlanError, match="in an accumulation window that began with.*scaled differently"),
+        pytest.raises(PlanError, match=r"in an accumulation window that began with.*scaled differently"),
     ):
         engine.backward(a(torch.ones(1, 1)).sum(), num_items=1 if first is None else None)
     with accumulation.block((a,)):

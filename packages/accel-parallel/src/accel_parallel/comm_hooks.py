@@ -93,7 +93,8 @@ def batched_power_sgd(state, bucket):  # type: ignore[no-untyped-def] # torch re
 
 def _orthogonal(columns: Tensor) -> Tensor:
     """The same space by orthonormal columns; QR knows no half precision."""
-    return torch.linalg.qr(columns.float()).Q.to(columns.dtype)
+    basis: Tensor = torch.linalg.qr(columns.float()).Q
+    return basis.to(columns.dtype)
 
 
 def _first(done: Any) -> Any:

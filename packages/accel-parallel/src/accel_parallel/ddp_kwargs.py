@@ -76,9 +76,12 @@ class DistributedDataParallelKwargs(KwargsHandler):
         elif kind in _WIRE_DTYPES:
             inner = comm_hooks.average_as(_WIRE_DTYPES[kind])
         if wrapper in _WIRE_DTYPES:
-            inner = comm_hooks.average_as(_WIRE_DTYPES[wrapper]) if inner is None else comm_hooks.cast_around(inner, _WIRE_DTYPES[wrapper])
+            inner = (
+                comm_hooks.average_as(_WIRE_DTYPES[wrapper])
+                if inner is None
+                else comm_hooks.cast_around(inner, _WIRE_DTYPES[wrapper])
+            )
         model.register_comm_hook(state=state, hook=inner)
 
 
 _WIRE_DTYPES = {DDPCommunicationHookType.FP16: torch.float16, DDPCommunicationHookType.BF16: torch.bfloat16}
-

@@ -92,8 +92,8 @@ def _switched(parameter: Any, mapping: Mapping[Any, Tensor]) -> Tensor:
     address = parameter.data_ptr() if callable(parameter.data_ptr) else parameter.data_ptr
     if address not in mapping:
         raise KeyError(
-            f"a parameter of shape {tuple(parameter.shape)} in the optimizer has no successor in the mapping, so it would "
-            "no longer be trained: make the mapping from all parameters of the model before it was sharded"
+            f"a parameter of shape {tuple(parameter.shape)} in the optimizer has no successor in the mapping, so it "
+            "would no longer be trained: make the mapping from all parameters of the model before it was sharded"
         )
     return mapping[address]
 

@@ -69,8 +69,8 @@ class ItemWindow:
 
 
 _MIXED = (
-    "backward {} in an accumulation window that began {}: the gradients of the two would be scaled differently. Use one "
-    "of them from the window's first micro-batch to its last"
+    "backward {} in an accumulation window that began {}: the gradients of the two would be scaled differently. Use "
+    "one of them from the window's first micro-batch to its last"
 )
 
 
@@ -82,7 +82,9 @@ def as_items(num_items: Any, device: torch.device) -> Tensor:
     """
     if isinstance(num_items, Tensor):
         if num_items.numel() != 1:
-            raise SettingError(f"num_items of shape {tuple(num_items.shape)}: give one number, such as labels.ne(-100).sum()")
+            raise SettingError(
+                f"num_items of shape {tuple(num_items.shape)}: give one number, such as labels.ne(-100).sum()"
+            )
         return num_items.detach().reshape(()).to(device, torch.float32)
     if isinstance(num_items, bool) or not isinstance(num_items, int | float) or not num_items >= 0:
         raise SettingError(f"num_items={num_items!r}: give the number of items that the loss sums over, from 0 on")
@@ -126,4 +128,4 @@ def scale_gradients(models: Iterable[nn.Module], factor: Tensor) -> None:
             local: Tensor = gradient.to_local() if hasattr(gradient, "to_local") else gradient
             by_device.setdefault(local.device, []).append(local)
     for device, gradients in by_device.items():
-        torch._foreach_mul_(gradients, factor.to(device))  # noqa: SLF001 - torch's optimizers use it alike
+        torch._foreach_mul_(gradients, factor.to(device))

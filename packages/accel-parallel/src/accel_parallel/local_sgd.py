@@ -98,6 +98,6 @@ def _require_replica(model: nn.Module) -> None:
     inner = inside_compiled(model)
     if isinstance(inner, FSDPModule | FullyShardedDataParallel) or model_has_dtensor(inner):
         raise PlanError(
-            f"LocalSGD of a {type(inner).__name__} whose parameters are shared over ranks: no rank has a model to train "
-            "alone. Use DistributedDataParallel, or leave LocalSGD out (enabled=False)"
+            f"LocalSGD of a {type(inner).__name__} whose parameters are shared over ranks: no rank has a model to "
+            "train alone. Use DistributedDataParallel, or leave LocalSGD out (enabled=False)"
         )

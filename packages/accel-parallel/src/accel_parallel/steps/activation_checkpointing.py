@@ -21,17 +21,14 @@ if TYPE_CHECKING:
 MODES = ("full", "selective")
 
 _aten = torch.ops.aten
+_exchanges = getattr(torch.ops, "_c10d_functional")  # noqa: B009 - operators that torch lists under such names
 EXPENSIVE_OPS: tuple[Any, ...] = (
-    _aten.mm.default,
-    _aten.addmm.default,
-    _aten.bmm.default,
-    _aten.convolution.default,
-    _aten._scaled_dot_product_flash_attention.default,
-    _aten._scaled_dot_product_efficient_attention.default,
-    _aten._scaled_dot_product_flash_attention_for_cpu.default,
-    _aten._scaled_dot_product_cudnn_attention.default,
-    torch.ops._c10d_functional.reduce_scatter_tensor.default,
-    torch.ops._c10d_functional.all_to_all_single.default,
+    *(getattr(_aten, name).default for name in ("mm", "addmm", "bmm", "convolution")),
+    *(
+        getattr(_aten, f"_scaled_dot_product_{kind}").default
+        for kind in ("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention")
+    ),
+    *(getattr(_exchanges, name).default for name in ("reduce_scatter_tensor", "all_to_all_single")),
 )
 """What the selective mode keeps: matrices, attention and exchanges, which cost more time than their results memory."""
 
@@ -74,7 +71,7 @@ class ActivationCheckpointing:
             if not is_checkpointed(block):
                 run: Any = _run_offloaded if self.offload else _run
                 options = {"pin_memory": pin} if self.offload else {}
-                block.forward = _Forward(run, block.forward, context_fn=self._contexts(), **options)  # type: ignore[assignment]
+                block.forward = _Forward(run, block.forward, context_fn=self._contexts(), **options)
         return model
 
     def describe(self, model: nn.Module | None, _context: PlanContext, /) -> str:
@@ -139,12 +136,16 @@ def activation_checkpointing(
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         raise SettingError(f"every={every!r}: give a whole number from 1, where 1 takes all blocks")
     return ActivationCheckpointing(
-        mode=mode, blocks_of=partial(sharding_units.chosen, wrap=wrap), every=every, keep_ops=tuple(keep_ops), offload=offload
+        mode=mode,
+        blocks_of=partial(sharding_units.chosen, wrap=wrap),
+        every=every,
+        keep_ops=tuple(keep_ops),
+        offload=offload,
     )
 
 
 def checkpointing_of(plugin: FullyShardedDataParallelPlugin) -> ActivationCheckpointing:
-    """The step that the plugin's `activation_checkpointing` asks for: the units that it shards, or the model's blocks."""
+    """The step that `plugin.activation_checkpointing` asks for: the units that it shards, or the model's blocks."""
 
     def blocks_of(model: nn.Module) -> list[nn.Module]:
         policy = plugin.policy_for(model)

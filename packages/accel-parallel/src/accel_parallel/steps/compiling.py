@@ -89,7 +89,7 @@ class CompileBlocks:
 def _compile_in_place(block: nn.Module, options: Mapping[str, Any]) -> None:
     """Its forward alone: hooks of FSDP, which torch.compile cannot look into, stay outside."""
     if not is_compiled_module(block) and not hasattr(block.forward, "_torchdynamo_orig_callable"):
-        block.forward = torch.compile(block.forward, **options)  # type: ignore[method-assign]
+        block.forward = torch.compile(block.forward, **options)
 
 
 def keep_names(compiled: Any) -> None:
@@ -115,7 +115,7 @@ def _complaints(options: Mapping[str, Any]) -> list[str]:
     backend = options.get("backend", "inductor")
     if callable(backend):
         return []
-    known = torch._dynamo.list_backends(exclude_tags=())  # type: ignore[no-untyped-call]  # noqa: SLF001 - its public face hides some
+    known = torch._dynamo.list_backends(exclude_tags=())  # noqa: SLF001 - its public face hides some
     if backend in known:
         return []
     return [f"torch has no compiler backend {backend!r} here: it has {', '.join(sorted(known))}."]

@@ -49,10 +49,10 @@ def _about_unused(model: TorchDistributedDataParallel, complaint: str) -> str:
     unused = [trained[int(n)] for n in numbers.group(1).split() if int(n) < len(trained)] if numbers else []
     which = f"{', '.join(unused)} had" if unused else "some parameters had"
     return (
-        f"{which} no part in the loss of the last backward, and DistributedDataParallel still waits for their gradients. "
-        "Pass DistributedDataParallelKwargs(find_unused_parameters=True) (in Accelerator: as one of kwargs_handlers), "
-        "freeze them by requires_grad_(False), or let every output of forward take part in the loss. torch says: "
-        f"{complaint}"
+        f"{which} no part in the loss of the last backward, and DistributedDataParallel still waits for their "
+        "gradients. Pass DistributedDataParallelKwargs(find_unused_parameters=True) (in Accelerator: as one of "
+        "kwargs_handlers), freeze them by requires_grad_(False), or let every output of forward take part in the loss. "
+        f"torch says: {complaint}"
     )
 
 
