@@ -24,9 +24,10 @@ def main(argv: list[str]) -> int:
     from torch.distributed.elastic.rendezvous import RendezvousError
     from torch.distributed.launcher import api
 
-    from accel_launch.elastic.stopping import StoppableAgent
+    from accel_launch.elastic.stopping import stoppable_agent
 
-    vars(api)["LocalElasticAgent"] = StoppableAgent  # torch's launcher cannot be given an agent
+    agent = stoppable_agent()
+    vars(api)["LocalElasticAgent"] = agent  # torch's launcher cannot be given an agent
     try:
         command = [word.replace("$", "$$") for word in argv[1:]]  # torch substitutes in them
         api.elastic_launch(api.LaunchConfig(**request), command[0])(*command[1:])
@@ -40,7 +41,7 @@ def main(argv: list[str]) -> int:
     except RendezvousError as error:
         print(f"accel launch: error: the machines did not meet: {error}", file=sys.stderr)
         return 1
-    return StoppableAgent.exit_code
+    return int(agent.exit_code)
 
 
 def _tell(result: dict[str, Any]) -> None:
