@@ -82,7 +82,10 @@ def test_what_is_read_is_one_of_the_sets(tmp_path, write, read):
     pids = [fork(lambda first=first: save_often(first)) for first in (100, 1000)]
     seen, ended = set(), {}
     while len(ended) < len(pids):
-        seen.add(read(target))
+        try:
+            seen.add(read(target))
+        except CheckpointError as error:  # of a reader that was too slow for two savers without a pause
+            assert "is being replaced again and again" in str(error), error
         ended |= {
             pid: status for pid in pids if pid not in ended for done, status in [os.waitpid(pid, os.WNOHANG)] if done
         }

@@ -59,6 +59,7 @@ class _Opened:
     manifest: Manifest
     trees: Mapping[str, Any]
     tensors: Mapping[str, Mapping[str, Stored]]
+    generators: Any  # this rank's; None if it has none there
 
 
 @dataclass(frozen=True)
@@ -237,7 +238,10 @@ def _open_settled(path: Path, world: World, objects: Mapping[str, Any]) -> _Open
         before, was_moving = _identity(path), (path / JOURNAL_NAME).is_dir()
         try:
             manifest = _verify(path, part=world.local_rank, parts=world.local_size)
-            return _open(path, manifest, objects)
+            opened = _open(path, manifest, objects, rng_file(world.rank))
+            if before and _identity(path) == before:  # what was opened stays what it is: all of it is one set
+                return opened
+            last = None
         except (CheckpointCorruptError, OSError) as error:
             last = error if _identity(path) == before else None
             if last is not None and not was_moving and not (path / JOURNAL_NAME).is_dir():
@@ -253,7 +257,7 @@ def _identity(path: Path) -> bytes | None:
         return None  # it moves just now
 
 
-def _open(path: Path, manifest: Manifest, objects: Mapping[str, Any]) -> _Opened:
+def _open(path: Path, manifest: Manifest, objects: Mapping[str, Any], generators: str) -> _Opened:
     state = data_path(path, STATE_NAME)
     if STATE_NAME not in manifest.files:
         raise CheckpointCorruptError(f"{path} has no {STATE_NAME}")
@@ -261,7 +265,11 @@ def _open(path: Path, manifest: Manifest, objects: Mapping[str, Any]) -> _Opened
     if not isinstance(trees, dict) or trees.keys() != manifest.objects.keys():
         raise CheckpointCorruptError(f"{state} does not hold the objects that the manifest lists")
     tensors = open_tensors(path, manifest, [name for name in objects if name in manifest.objects])
-    return _Opened(path, manifest, trees, tensors)
+    if generators not in manifest.files:
+        return _Opened(path, manifest, trees, tensors, None)
+    file = data_path(path, generators)
+    state = decode(load_json(read_json_bytes(file), str(file)), {}, where=str(file))
+    return _Opened(path, manifest, trees, tensors, state)
 
 
 # ---------------------------------------------------------------- comparing and loading
@@ -321,14 +329,11 @@ def _restore_rng(opened: _Opened, world: World) -> None:
     """
     from accel_state import capture_rng_state, restore_rng_state, seed_for_rank, set_seed
 
-    name, manifest = rng_file(world.rank), opened.manifest
-    if name in manifest.files:
-        path = data_path(opened.directory, name)
-        state = decode(load_json(read_json_bytes(path), str(path)), {}, where=str(path))
-    elif rng_file(0) in manifest.files and manifest.seed is not None:
+    state, manifest = opened.generators, opened.manifest
+    if state is None and rng_file(0) in manifest.files and manifest.seed is not None:
         set_seed(seed_for_rank(manifest.seed, world.rank))
         state = capture_rng_state()
-    else:
+    if state is None:
         reason = "was saved with rng=False"
         if rng_file(0) in manifest.files:
             reason = f"was saved on {manifest.world_size} rank(s) and records no seed (call set_seed before saving)"
