@@ -39,8 +39,8 @@ def full_state_dict(model: nn.Module, unwrap: bool = True) -> dict[str, Any]:
     """
     if is_pipelined(model):
         raise PlanError(
-            "no rank has a pipelined model's whole state: each has that of its stages, by the whole model's names. Call "
-            "model.state_dict() on every rank"
+            "no rank has a pipelined model's whole state: each has that of its stages, by the whole model's names. "
+            "Call model.state_dict() on every rank"
         )
     flat = inside_compiled(model)
     if isinstance(flat, FullyShardedDataParallel):
