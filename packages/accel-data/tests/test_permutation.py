@@ -197,3 +197,9 @@ def test_positions_of_any_integer_kind():
         SampleOrder(0, 7).at([0])
     with pytest.raises(TypeError, match="integers"):
         order.at(torch.tensor([1.0]))
+
+
+def test_numbers_that_walk_together_and_one_by_one_arrive_alike():
+    order = SampleOrder(9901, seed=3)  # of 100 x 100 numbers, so that 99 lie outside
+    assert sorted(order.at(torch.arange(9901)).tolist()) == list(range(9901))
+    assert order.at(torch.arange(9901)).tolist() == [order[position] for position in range(9901)]

@@ -352,3 +352,21 @@ def test_sequences_are_shared_beside_matrices(ranks):
     want, _ = single_truth()
     for norms in ranks(body, 4):
         assert norms == pytest.approx(want, rel=1e-5)
+
+
+def test_ranks_know_their_places_on_the_mesh(ranks):
+    def body():
+        from accel import Accelerator
+        from accel_parallel import ParallelismConfig
+
+        names = ("data", "data_parallel_shard", "tensor", "context", "pipeline")
+        attributes = [name if "_" in name else f"{name}_parallel" for name in names]
+        plain = Accelerator(cpu=True)
+        before = [getattr(plain, f"{name}_rank") for name in attributes]
+        config = ParallelismConfig(dp_replicate_size=2, tp_size=2)
+        accelerator = Accelerator(cpu=True, parallelism_config=config)
+        return before, [getattr(accelerator, f"{name}_rank") for name in attributes]
+
+    for rank, (before, after) in enumerate(ranks(body, 4)):
+        assert before == [rank, 0, 0, 0, 0]
+        assert after == [rank // 2, 0, rank % 2, 0, 0]

@@ -32,6 +32,7 @@ _WORD = 2**64 - 1
 _HALF = 2**32 - 1
 _MULTIPLY = 0x9E3779B97F4A7C15  # odd and without pattern: 2**64 over the golden ratio
 _HIGH = 2**31 - 1  # the 31 bits of a hash that are used: times a digit's size they stay below 2**63
+_FEW = 64  # numbers of which a trip as a tensor costs more than one after the other
 _BLOCK = 8192  # indices computed at a time while iterating
 
 
@@ -75,10 +76,7 @@ class SampleOrder:
         key = operator.index(key)
         if not -self.length <= key < self.length:
             raise IndexError(f"position {key} of an order of {self.length} samples")
-        index = self._once(key % self.length)
-        while index >= self.length:
-            index = self._once(index)
-        return index
+        return self._inside(self._once(key % self.length))
 
     def __iter__(self) -> Iterator[int]:
         for first in range(0, self.length, _BLOCK):
@@ -102,10 +100,12 @@ class SampleOrder:
             raise IndexError(f"positions {lowest} to {highest} of an order of {self.length} samples")
         found = self._all_once(positions.reshape(-1))
         outside = (found >= self.length).nonzero().view(-1)
-        while outside.numel():
+        while outside.numel() > _FEW:
             walked = self._all_once(found[outside])
             found[outside] = walked
             outside = outside[walked >= self.length]
+        if outside.numel():
+            found[outside] = torch.tensor([self._inside(index) for index in found[outside].tolist()])
         return found.view(positions.shape)
 
     def shard(
@@ -135,6 +135,12 @@ class SampleOrder:
         said = f"accel_data.SampleOrder 1,{self.seed},{self.epoch}".encode()
         numbers = struct.unpack(f"<{2 * _ROUNDS}Q", hashlib.shake_128(said).digest(16 * _ROUNDS))
         return tuple(zip(numbers[::2], numbers[1::2], strict=True))
+
+    def _inside(self, index: int) -> int:
+        """Walk on from a number that may lie outside the order, to the first that does not."""
+        while index >= self.length:
+            index = self._once(index)
+        return index
 
     def _once(self, position: int) -> int:
         """One trip of one number; the same arithmetic as `_all_once`."""

@@ -233,6 +233,36 @@ class Accelerator:
         return self.state.is_fsdp2
 
     @property
+    def is_composable_parallelism_enabled(self) -> bool:
+        """Whether sharding can be combined with the other axes of a mesh."""
+        return self.is_fsdp2
+
+    @property
+    def data_parallel_rank(self) -> int:
+        """This rank's place among those with data of their own."""
+        return parallelism.rank_along(self.state, "dp_replicate", "dp_shard")
+
+    @property
+    def data_parallel_shard_rank(self) -> int:
+        """This rank's place among those that share one copy's parameters."""
+        return parallelism.rank_along(self.state, "dp_shard")
+
+    @property
+    def tensor_parallel_rank(self) -> int:
+        """This rank's place among those that share each matrix."""
+        return parallelism.rank_along(self.state, "tp")
+
+    @property
+    def context_parallel_rank(self) -> int:
+        """This rank's place among those that share a sequence by `cp`."""
+        return parallelism.rank_along(self.state, "cp")
+
+    @property
+    def pipeline_parallel_rank(self) -> int:
+        """This rank's place in its pipeline."""
+        return parallelism.rank_along(self.state, "pp")
+
+    @property
     def multi_device(self) -> bool:
         """Whether several processes train together, each on a device of its own."""
         return self.use_distributed and self.distributed_type.name.startswith("MULTI_")

@@ -117,6 +117,21 @@ def build_mesh(config: ParallelismConfig | None, state: AcceleratorState) -> Any
     return config.get_device_mesh(state.device.type) if config.total_size > 1 else None
 
 
+def rank_along(state: AcceleratorState, *axes: str) -> int:
+    """This rank's place among the ranks of these axes of the mesh, 0 where it has none of them.
+
+    Without a mesh all ranks lie on one data axis.
+    """
+    mesh = state.device_mesh
+    if mesh is None:
+        return state.process_index if "dp_replicate" in axes else 0
+    place = 0
+    for axis in axes:
+        if axis in (mesh.mesh_dim_names or ()):
+            place = place * mesh[axis].size() + mesh.get_local_rank(axis)
+    return place
+
+
 def repeats_samples(state: AcceleratorState) -> bool:
     """Whether a lower rank works on the same samples as this one."""
     if state.device_mesh is None:
