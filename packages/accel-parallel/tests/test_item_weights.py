@@ -47,6 +47,8 @@ def truth():
 
 def train_here(strategy: str, sizes: dict, options: dict):
     """The body of the ranks: the same windows by a strategy. Of four data ranks two see the same data."""
+    from torch.amp import GradScaler
+
     from accel_parallel import (
         FullyShardedDataParallelPlugin,
         ParallelismConfig,
@@ -56,7 +58,6 @@ def train_here(strategy: str, sizes: dict, options: dict):
         fully_shard_blocks,
         tensor_parallel,
     )
-    from accel_precision import GradScaler
     from accel_state import PartialState
 
     state = PartialState(cpu=True)
