@@ -11,6 +11,7 @@ from torch import nn
 
 from accel_ckpt import Checkpointer, latest, load_checkpoint, read_weights, save_checkpoint, save_model
 from accel_testkit.disk import Disk, recording
+from accel_testkit.nets import value_of
 
 
 def net(value: float, layers: int = 2) -> nn.Sequential:
@@ -19,11 +20,6 @@ def net(value: float, layers: int = 2) -> nn.Sequential:
         for p in model.parameters():
             p.fill_(value)
     return model
-
-
-def value_of(model: nn.Module) -> float:
-    (value,) = {number for p in model.parameters() for number in p.reshape(-1).tolist()}
-    return value
 
 
 def cuts(root, action, tmp_path, counts=lambda call: True):

@@ -14,6 +14,7 @@ from accel_ckpt import load as load_file
 from accel_ckpt import load_checkpoint, read_weights, save, save_checkpoint, save_model, verify_checkpoint
 from accel_state.errors import CheckpointError
 from accel_testkit.faults import fork
+from accel_testkit.nets import value_of
 
 NUM_SAVES = 60 if "ACCEL_TEST_FAULTS" in os.environ else 12
 
@@ -23,11 +24,6 @@ def net_of(value: float) -> nn.Sequential:
     for p in net.parameters():
         nn.init.constant_(p, value)
     return net
-
-
-def value_of(net: nn.Module) -> float:
-    (value,) = {number for p in net.parameters() for number in p.reshape(-1).tolist()}
-    return value
 
 
 def save_a_checkpoint(path, value: float) -> None:

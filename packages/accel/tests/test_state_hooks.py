@@ -10,6 +10,7 @@ from torch import nn
 
 from accel import Accelerator, ProjectConfiguration
 from accel_state.errors import CheckpointError, CheckpointMismatchError, SettingError
+from accel_testkit.nets import value_of
 
 
 def accelerator_with(*values: float) -> tuple[Accelerator, list[nn.Module]]:
@@ -20,11 +21,6 @@ def accelerator_with(*values: float) -> tuple[Accelerator, list[nn.Module]]:
             for p in model.parameters():
                 p.fill_(value)
     return accelerator, [accelerator.prepare(model) for model in models]
-
-
-def value_of(model: nn.Module) -> float:
-    (value,) = {number for p in model.parameters() for number in p.reshape(-1).tolist()}
-    return value
 
 
 def test_a_library_saves_and_loads_its_model_in_its_own_way(tmp_path):

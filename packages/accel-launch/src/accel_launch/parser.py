@@ -25,6 +25,19 @@ class CommandParser(argparse.ArgumentParser):
         kwargs.setdefault("allow_abbrev", False)
         super().__init__(*args, **kwargs)
 
+    @classmethod
+    def as_command(cls, subparsers: Any, name: str, summary: str, **options: Any) -> argparse.ArgumentParser:
+        """The parser of `accel NAME`: one of `subparsers`, or on its own where there are none.
+
+        Args:
+            summary: its line in the list of commands.
+            options: of `argparse.ArgumentParser`.
+        """
+        if subparsers is None:
+            return cls(prog=f"accel {name}", **options)
+        parser: argparse.ArgumentParser = subparsers.add_parser(name, help=summary, **options)
+        return parser
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """As argparse's, but an unknown flag ends it here, where the flags that it may have meant are known.
 

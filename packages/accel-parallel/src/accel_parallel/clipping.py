@@ -50,13 +50,10 @@ def clip_grad_norm_(
     return norm
 
 
-def total_norm(
-    parameters: Tensor | Iterable[Tensor], norm_type: float = 2.0, *, stages: dist.ProcessGroup | None = None
-) -> Tensor:
+def total_norm(parameters: Tensor | Iterable[Tensor], norm_type: float = 2.0) -> Tensor:
     """The norm that `clip_grad_norm_` would return, without changing anything."""
     parameters = [parameters] if isinstance(parameters, Tensor) else parameters
-    norm = norm_of([p.grad for p in parameters if p.grad is not None], norm_type)
-    return norm if stages is None else over_stages(norm, norm_type, stages)
+    return norm_of([p.grad for p in parameters if p.grad is not None], norm_type)
 
 
 def over_stages(norm: Tensor, norm_type: float, stages: dist.ProcessGroup) -> Tensor:

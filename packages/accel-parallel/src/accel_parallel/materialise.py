@@ -62,6 +62,17 @@ def fill_from_rank_0(unit: nn.Module, init: Init | None, device: torch.device) -
             tensor.detach().copy_(carried)
 
 
+def equalise(tensors: Iterable[Tensor], group: dist.ProcessGroup) -> None:
+    """Give all ranks of a group the values that its first rank has; of DTensors, those of its part.
+
+    Cost: one broadcast per tensor.
+    """
+    source = dist.get_process_group_ranks(group)[0]
+    for tensor in tensors:
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        dist.broadcast(local.detach(), source, group)
+
+
 def _holds_empty(module: nn.Module) -> bool:
     return any(t.is_meta for t in (*module.parameters(recurse=False), *module.buffers(recurse=False)))
 

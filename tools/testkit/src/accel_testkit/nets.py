@@ -111,3 +111,9 @@ def chain_net(layers: int = 4) -> nn.Sequential:
     torch.manual_seed(0)
     blocks = [Block(32, 4, 0.0) for _ in range(layers)]
     return nn.Sequential(nn.Embedding(64, 32), *blocks, nn.LayerNorm(32), nn.Linear(32, 64, bias=False))
+
+
+def value_of(model: nn.Module) -> float:
+    """The one number that all entries of all parameters are; fails where they differ, as in a state that is torn."""
+    (value,) = {number for parameter in model.parameters() for number in parameter.reshape(-1).tolist()}
+    return float(value)

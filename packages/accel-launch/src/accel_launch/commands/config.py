@@ -28,10 +28,7 @@ def register(subparsers: Any) -> None:
 def get_config_parser(subparsers: Any = None) -> argparse.ArgumentParser:
     """The parser of `accel config`, alone or as a subcommand of `subparsers`."""
     options = {"description": DESCRIPTION, "formatter_class": argparse.RawDescriptionHelpFormatter}
-    if subparsers is None:
-        parser: argparse.ArgumentParser = CommandParser(prog="accel config", **options)
-    else:
-        parser = subparsers.add_parser("config", help="write or explain the configuration file", **options)
+    parser = CommandParser.as_command(subparsers, "config", "write or explain the configuration file", **options)
     _add_path(parser)
     parser.add_argument("--default", action="store_true", help="ask nothing: what this machine has, one machine")
     parser.set_defaults(func=config_command)

@@ -38,10 +38,7 @@ def register(subparsers: Any) -> None:
 def env_command_parser(subparsers: Any = None) -> argparse.ArgumentParser:
     """The parser of `accel env`, alone or as a subcommand of `subparsers`."""
     description = "Print versions, devices and settings with their origin, for bug reports."
-    if subparsers is None:
-        parser: argparse.ArgumentParser = CommandParser(prog="accel env", description=description)
-    else:
-        parser = subparsers.add_parser("env", help="print what a bug report needs", description=description)
+    parser = CommandParser.as_command(subparsers, "env", "print what a bug report needs", description=description)
     parser.add_argument("--json", action="store_true", help="as JSON")
     parser.add_argument("--config-file", "--config_file", default=None, metavar="PATH", help="as of accel launch")
     parser.set_defaults(func=env_command)

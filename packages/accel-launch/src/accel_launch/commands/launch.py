@@ -30,10 +30,7 @@ def launch_command_parser(subparsers: Any = None) -> argparse.ArgumentParser:
     """The parser of `accel launch`, alone or as a subcommand of `subparsers`."""
     usage = "accel launch [flags] script [arguments of the script]"
     options = {"description": DESCRIPTION, "formatter_class": argparse.RawDescriptionHelpFormatter, "usage": usage}
-    if subparsers is None:
-        parser: argparse.ArgumentParser = CommandParser(prog="accel launch", **options)
-    else:
-        parser = subparsers.add_parser("launch", help="run a script in several processes", **options)
+    parser = CommandParser.as_command(subparsers, "launch", "run a script in several processes", **options)
     parser.add_argument("-m", "--module", action="store_true", default=None, help="the script is a module's name")
     parser.add_argument(
         "--no-python", "--no_python", action="store_true", default=None, help="run the script without Python in front"

@@ -19,10 +19,9 @@ def register(subparsers: Any) -> None:
 def slurm_command_parser(subparsers: Any = None) -> argparse.ArgumentParser:
     """The parser of `accel slurm`, alone or as a subcommand of `subparsers`."""
     usage = "accel slurm [flags] -- [flags of accel launch] script [arguments of the script]"
-    if subparsers is None:
-        parser: argparse.ArgumentParser = CommandParser(prog="accel slurm", description=DESCRIPTION, usage=usage)
-    else:
-        parser = subparsers.add_parser("slurm", help="print a script for sbatch", description=DESCRIPTION, usage=usage)
+    parser = CommandParser.as_command(
+        subparsers, "slurm", "print a script for sbatch", description=DESCRIPTION, usage=usage
+    )
     parser.add_argument("--machines", type=_count, default=1, metavar="N", help="how many; 1 by default")
     parser.add_argument("--processes", type=_count, default=1, metavar="N", help="in all; 1 by default")
     parser.add_argument("--gpus-per-machine", type=int, default=0, metavar="N", help="0 by default")

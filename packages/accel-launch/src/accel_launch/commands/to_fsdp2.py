@@ -22,12 +22,9 @@ def register(subparsers: Any) -> None:
 
 def to_fsdp2_command_parser(subparsers: Any = None) -> argparse.ArgumentParser:
     """The parser of `accel to-fsdp2`, alone or as a subcommand of `subparsers`."""
-    if subparsers is None:
-        parser: argparse.ArgumentParser = CommandParser(prog="accel to-fsdp2", description=DESCRIPTION)
-    else:
-        parser = subparsers.add_parser(
-            "to-fsdp2", help="turn an FSDP1 configuration into FSDP2", description=DESCRIPTION
-        )
+    parser = CommandParser.as_command(
+        subparsers, "to-fsdp2", "turn an FSDP1 configuration into FSDP2", description=DESCRIPTION
+    )
     parser.add_argument("--config_file", "--config-file", default=None, help="to read; the default one by default")
     parser.add_argument("--overwrite", action="store_true", help="write to the file that was read")
     parser.add_argument("--output_file", "--output-file", default=None, help="to write")

@@ -21,10 +21,7 @@ def register(subparsers: Any) -> None:
 
 def tpu_command_parser(subparsers: Any = None) -> argparse.ArgumentParser:
     """The parser of `accel tpu-config`, alone or as a subcommand of `subparsers`."""
-    if subparsers is None:
-        parser: argparse.ArgumentParser = CommandParser(prog="accel tpu-config", description=DESCRIPTION)
-    else:
-        parser = subparsers.add_parser("tpu-config", help="run commands on a TPU pod", description=DESCRIPTION)
+    parser = CommandParser.as_command(subparsers, "tpu-config", "run commands on a TPU pod", description=DESCRIPTION)
 
     def add(name: str, text: str, **options: Any) -> None:
         parser.add_argument(*dict.fromkeys((f"--{name.replace('_', '-')}", f"--{name}")), help=text, **options)

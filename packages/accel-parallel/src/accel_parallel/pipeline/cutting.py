@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from torch import Tensor, nn
+from torch.distributed.pipelining import SplitPoint, pipeline
 
 from accel_state.errors import PlanError
 
@@ -157,8 +158,6 @@ def trace(model: nn.Module, config: PipelineConfig, num_stages: int) -> Any:
     Raises:
         PlanError: the cuts do not make as many stages, name no module, or the model cannot be exported.
     """
-    from torch.distributed.pipelining import SplitPoint, pipeline
-
     assert config.example is not None
     cuts = list(config.cuts or ())
     if len(cuts) != num_stages - 1:

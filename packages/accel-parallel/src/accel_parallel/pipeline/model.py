@@ -17,6 +17,7 @@ from torch.distributed.pipelining import (
     ScheduleInterleavedZeroBubble,
     ScheduleZBVZeroBubble,
 )
+from torch.distributed.pipelining.stage import build_stage
 
 from accel_parallel.pipeline.config import PipelineConfig
 from accel_parallel.pipeline.replicas import average_gradients
@@ -189,9 +190,7 @@ class PipelinedModel(nn.Module):
     def _torch_stage(self, index: int, stage: nn.Module) -> Any:
         if self._traced is None:
             return PipelineStage(stage, index, self.num_stages, self.device, group=self.group)
-        from torch.distributed.pipelining import stage as stages  # where torch keeps it
-
-        return stages.build_stage(stage, index, self._traced, self.device, self.group)
+        return build_stage(stage, index, self._traced, self.device, self.group)
 
     # ---- the whole model's names
 

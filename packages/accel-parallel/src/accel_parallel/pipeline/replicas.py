@@ -1,4 +1,4 @@
-"""Replicas of stages: equal at the start, and with equal gradients at the end of each window.
+"""Replicas of stages have equal gradients at the end of each window.
 
 DistributedDataParallel reduces in hooks of backward, which a schedule that runs many small ones would confuse.
 """
@@ -12,16 +12,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 _BUCKET_BYTES = 32 * 2**20  # as much extra memory, for messages that are long enough to be cheap
-
-
-def equalise(stage: nn.Module, group: dist.ProcessGroup) -> None:
-    """Parameters and buffers get the first replica's values.
-
-    Cost: one broadcast per tensor.
-    """
-    source = dist.get_process_group_ranks(group)[0]
-    for tensor in (*stage.parameters(), *stage.buffers()):
-        dist.broadcast(tensor.detach(), source, group)
 
 
 def average_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:

@@ -15,10 +15,9 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
-from torch.distributed.tensor import DTensor
 
 from accel_parallel import sharding_units
-from accel_parallel.materialise import Init, fill_from_rank_0, must_be_filled
+from accel_parallel.materialise import Init, equalise, fill_from_rank_0, must_be_filled
 from accel_parallel.meshes import axis_size, fsdp_mesh
 from accel_parallel.plan import PlanContext
 from accel_parallel.sizes import format_bytes, parameter_bytes
@@ -99,7 +98,7 @@ class Fsdp2:
         for parameter in ignored:
             parameter.data = parameter.data.to(context.device)
         if not is_filled and mesh.ndim == 2:
-            _equalise_replicas(model, mesh.get_group(0))
+            equalise((*model.parameters(), *model.buffers()), mesh.get_group(0))  # replicas begin alike, as DDP's do
         return model
 
     def describe(self, model: nn.Module | None, context: PlanContext, /) -> str:
@@ -138,14 +137,6 @@ def _sharing_ranks(context: PlanContext) -> int:
     if context.mesh.mesh_dim_names is None:
         return int(context.mesh.mesh.shape[-1])
     return axis_size(context, "dp_shard") * axis_size(context, "cp") * axis_size(context, "sp")
-
-
-def _equalise_replicas(model: nn.Module, group: dist.ProcessGroup) -> None:
-    """Replicas begin with the values of the first, as DDP's do."""
-    source = dist.get_process_group_ranks(group)[0]
-    for tensor in (*model.parameters(), *model.buffers()):
-        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-        dist.broadcast(local.detach(), source, group)
 
 
 def fully_shard_blocks(

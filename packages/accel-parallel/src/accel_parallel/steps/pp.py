@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import nn
 
+from accel_parallel.materialise import equalise
 from accel_parallel.meshes import axis_size
 from accel_parallel.pipeline import cutting
 from accel_parallel.pipeline.config import PipelineConfig
 from accel_parallel.pipeline.model import PipelinedModel
-from accel_parallel.pipeline.replicas import equalise
 from accel_parallel.plan import PlanContext
 from accel_parallel.sizes import format_bytes, parameter_bytes
 from accel_state.errors import PlanError
@@ -65,7 +65,8 @@ class Pipelined:
         if axis_size(context, "dp_replicate") > 1 and axis_size(context, "dp_shard") == 1:
             made.replicas = context.mesh["dp_replicate"].get_group()
             for stage in stages:
-                equalise(stage.to(context.device), made.replicas)
+                stage.to(context.device)
+                equalise((*stage.parameters(), *stage.buffers()), made.replicas)
         return made
 
     def describe(self, model: nn.Module | None, context: PlanContext, /) -> str:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ParallelStyle, RowwiseParallel, SequenceParallel, parallelize_module
 
-from accel_parallel.materialise import has_meta
+from accel_parallel.materialise import equalise, has_meta
 from accel_parallel.plan import PlanContext
 from accel_parallel.sizes import format_bytes
 from accel_parallel.tp_styles import complaints, resolve_plan, shared_dimension, tied_names
@@ -55,7 +54,8 @@ class TensorParallel:
         for first, *others in ties:
             for name in others:
                 _set_parameter(model, name, model.get_parameter(first))
-        _equalise_whole_tensors(model, mesh.get_group())
+        whole = [tensor for tensor in (*model.parameters(), *model.buffers()) if _is_whole(tensor)]
+        equalise(whole, mesh.get_group())  # or the ranks' copies would part for ever
         return model
 
     def describe(self, model: nn.Module | None, context: PlanContext, /) -> str:
@@ -88,16 +88,9 @@ def _set_parameter(model: nn.Module, name: str, parameter: nn.Parameter) -> None
     setattr(model.get_submodule(owner), last, parameter)
 
 
-def _equalise_whole_tensors(model: nn.Module, group: dist.ProcessGroup) -> None:
-    """Ranks of a tp group begin with one rank's values where they hold whole tensors, or they would part for ever."""
-    source = dist.get_process_group_ranks(group)[0]
-    tensors: list[Tensor] = [*model.parameters(), *model.buffers()]
-    for tensor in tensors:
-        if isinstance(tensor, DTensor):
-            if not all(placement.is_replicate() for placement in tensor.placements):
-                continue  # shared matrices were dealt out by one rank
-            tensor = tensor.to_local()
-        dist.broadcast(tensor.detach(), source, group)
+def _is_whole(tensor: Tensor) -> bool:
+    """Whether every rank of the group holds all of it; shared matrices were dealt out by one rank."""
+    return not isinstance(tensor, DTensor) or all(placement.is_replicate() for placement in tensor.placements)
 
 
 def tensor_parallel(plan: Any = None) -> TensorParallel:

@@ -21,11 +21,9 @@ def register(subparsers: Any) -> None:
 
 def estimate_command_parser(subparsers: Any = None) -> argparse.ArgumentParser:
     """The parser of `accel estimate-memory`, alone or as a subcommand of `subparsers`."""
-    if subparsers is None:
-        parser: argparse.ArgumentParser = CommandParser(prog="accel estimate-memory", description=DESCRIPTION)
-    else:
-        text = "what a model needs, before it is loaded"
-        parser = subparsers.add_parser("estimate-memory", help=text, description=DESCRIPTION)
+    parser = CommandParser.as_command(
+        subparsers, "estimate-memory", "what a model needs, before it is loaded", description=DESCRIPTION
+    )
     parser.add_argument("model_name", metavar="MODEL", help="a path, MODULE:FUNCTION, or a name on the Hub")
     parser.add_argument(
         "--library_name",

@@ -21,11 +21,7 @@ def register(subparsers: Any) -> None:
 
 def test_command_parser(subparsers: Any = None) -> argparse.ArgumentParser:
     """The parser of `accel test`, alone or as a subcommand of `subparsers`."""
-    if subparsers is None:
-        parser: argparse.ArgumentParser = CommandParser(prog="accel test", description=DESCRIPTION)
-    else:
-        text = "check that training works here"
-        parser = subparsers.add_parser("test", help=text, description=DESCRIPTION)
+    parser = CommandParser.as_command(subparsers, "test", "check that training works here", description=DESCRIPTION)
     parser.add_argument("--config_file", "--config-file", default=None, help="as for `accel launch`")
     parser.add_argument("--cpu", action="store_true", default=None, help="ignore every accelerator")
     parser.add_argument(
