@@ -22,6 +22,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from accel_ckpt import Checkpointer, latest
 from accel_state import PartialState, gather_object  # noqa: F401  likewise
 from accel_testkit.faults import fork, watching
+from accel_testkit.nets import value_of
 
 FULL = "ACCEL_TEST_FAULTS" in os.environ
 NUM_KILLS = 110 if FULL else 6  # of each kind
@@ -42,11 +43,6 @@ def net_of(value: float) -> nn.Module:
     return net
 
 
-def value_of(net: nn.Module) -> float:
-    (value,) = {number for p in net.parameters() for number in p.reshape(-1).tolist()}
-    return value
-
-
 def free_port() -> int:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
@@ -59,6 +55,7 @@ def save_as_rank(
     """One of two ranks; ends itself before its n-th file-system call of the save."""
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    PartialState._reset_state()  # another test may have left that of one process, which a fork takes along
     torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=20))
     mesh = init_device_mesh("cpu", (2,))
     net = net_of(2)
