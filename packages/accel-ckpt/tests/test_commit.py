@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import threading
@@ -14,7 +15,7 @@ from accel_ckpt import load_checkpoint, remove_checkpoint, save_checkpoint, veri
 from accel_ckpt.commit import finish_journal, open_staging
 from accel_ckpt.owner import Alive, claim, take_over
 from accel_state.errors import CheckpointCorruptError, CheckpointError
-from accel_testkit.faults import count_calls, failing_at, killed_at
+from accel_testkit.faults import count_calls, failing_at, killed_at, watching
 
 
 def filled(value: float) -> nn.Module:
@@ -228,6 +229,40 @@ def test_a_live_replacement_is_not_disturbed(tmp_path):
     owner.release()
     save_checkpoint(target, {"net": filled(1)})
     assert loaded(target) == 1
+
+
+def test_a_save_that_commits_at_any_moment_of_another_keeps_its_files(tmp_path):
+    """Two that began before either could see the other; the second commits at each call of the first one's end."""
+    save_checkpoint(tmp_path / "source", {"net": filled(3)})
+
+    def run(moment: int | None) -> tuple[list[str], bool]:
+        target, aside = tmp_path / f"c{moment}", tmp_path / f"aside{moment}"
+        save_checkpoint(target, {"net": filled(1)})
+        second = open_staging(target)
+        for file in (tmp_path / "source").iterdir():
+            shutil.copy(file, second.path)
+        second.path.rename(aside)  # out of the first one's sight
+        has_committed = False
+
+        def commit_second(number: int, _name: str) -> None:
+            nonlocal has_committed
+            if number == moment:
+                with contextlib.suppress(OSError):  # the first one's journal is still there: then it is refused
+                    aside.rename(target / ".accel-journal")
+                    has_committed = True
+
+        with watching(commit_second) as trace:
+            save_checkpoint(target, {"net": filled(2)})
+        second.claim.release()
+        assert loaded(target) == (3 if has_committed else 2)
+        save_checkpoint(target, {"net": filled(4)})  # which finishes what the second one has begun
+        assert names(target) == ["manifest.json", "model.safetensors", "random_states_0.json", "state.json"]
+        return trace.calls, has_committed
+
+    calls, _ = run(None)
+    after = range(calls.index("rename") + 1, len(calls))
+    committed = [run(moment)[1] for moment in after]
+    assert any(committed)
 
 
 def test_who_comes_second_is_told_and_changes_nothing(tmp_path):

@@ -61,13 +61,13 @@ def read_the_object(path) -> float:
     [(save_a_checkpoint, read_a_checkpoint), (save_weights, read_the_weights), (save_an_object, read_the_object)],
 )
 def test_what_is_read_is_one_of_the_sets(tmp_path, write, read):
-    target = tmp_path / "c"
+    target, enough = tmp_path / "c", tmp_path / "two sets were read"
     write(target, 0.0)
 
     def save_often(first: int) -> None:
-        """Try so many times, and until one save went through: it does at the latest when the other process is done."""
+        """Try so many times, and until one save went through and the reader has met two sets, however slow it is."""
         tries, saved = itertools.count(), False
-        while (number := next(tries)) < NUM_SAVES or not saved:
+        while (number := next(tries)) < NUM_SAVES or not saved or not enough.exists():
             try:
                 write(target, float(first + number % NUM_SAVES))
                 saved = True
@@ -82,6 +82,8 @@ def test_what_is_read_is_one_of_the_sets(tmp_path, write, read):
             seen.add(read(target))
         except CheckpointError as error:  # of a reader that was too slow for two savers without a pause
             assert "is being replaced again and again" in str(error), error
+        if len(seen) > 1:
+            enough.touch()
         ended |= {
             pid: status for pid in pids if pid not in ended for done, status in [os.waitpid(pid, os.WNOHANG)] if done
         }

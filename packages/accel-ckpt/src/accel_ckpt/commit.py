@@ -197,7 +197,9 @@ def finish_journal(target: Path) -> None:
     if not journal.is_dir():
         return
     try:
-        claim = take_over(journal)
+        owned = take_over(journal) or claim(journal)  # the second where someone has deleted the owner file
+    except FileNotFoundError:
+        return  # its own process has finished it meanwhile
     except Alive as alive:
         hint = "" if alive.certain else f" If that process is dead, delete {journal / OWNER_NAME} and save again."
         raise CheckpointError(
@@ -205,13 +207,12 @@ def finish_journal(target: Path) -> None:
             f"{hint}"
         ) from None
     try:
-        _move_into_place(target, claim)
+        _move_into_place(target, owned)
     finally:
-        if claim is not None:
-            claim.release()
+        owned.release()
 
 
-def _move_into_place(target: Path, claim: Claim | None) -> None:
+def _move_into_place(target: Path, claim: Claim) -> None:
     """Move the journal's files over the old ones, the manifest last; can be repeated from any point."""
     journal = target / JOURNAL_NAME
     if (journal / MANIFEST_NAME).is_file():
@@ -226,7 +227,14 @@ def _move_into_place(target: Path, claim: Claim | None) -> None:
             flush_directory(parent)
         os.replace(journal / MANIFEST_NAME, target / MANIFEST_NAME)  # noqa: PTH105
         flush_directory(target)
-    _remove_staging(journal, claim)
+    _remove_aside(target, journal, claim)
+
+
+def _remove_aside(target: Path, journal: Path, claim: Claim) -> None:
+    """Remove a journal that is done with, under another name: another save may commit to its own name meanwhile."""
+    done = target / f".{target.name}{STAGING_MARK}{secrets.token_hex(8)}"
+    os.rename(journal, done)  # noqa: PTH104
+    _remove_staging(done, claim)
 
 
 def _stale(target: Path, new: Manifest) -> list[str]:
@@ -292,7 +300,7 @@ def _owner_is_alive_else_remove(path: Path) -> bool:
     return False
 
 
-def _remove_staging(path: Path, claim: Claim | None) -> None:
+def _remove_staging(path: Path, claim: Claim) -> None:
     """Remove a staging directory, its owner file last, so that an interrupted removal can be completed.
 
     Releases the claim in between: NFS keeps an open file's entry, and the directory would not be empty. Another rank of
@@ -301,8 +309,7 @@ def _remove_staging(path: Path, claim: Claim | None) -> None:
     for _ in range(_REMOVAL_ATTEMPTS):
         _empty_staging(path)
         _unlink(path / OWNER_NAME)
-        if claim is not None:
-            claim.release()
+        claim.release()
         _rmdir_if_empty(path)
         if not path.exists():
             return

@@ -77,17 +77,21 @@ def take_over(directory: Path, name: str = OWNER_NAME) -> Claim | None:
     Raises:
         Alive: it is not known to be dead.
     """
-    try:
-        fd = os.open(directory / name, os.O_RDWR)
-    except FileNotFoundError:
-        return None
-    try:
-        if not _lock(fd) and not _process_is_dead(os.pread(fd, 4096, 0)):
-            raise Alive(certain=False)
-    except BaseException:
-        os.close(fd)
-        raise
-    return Claim(fd)
+    path = directory / name
+    while True:
+        try:
+            fd = os.open(path, os.O_RDWR)
+        except FileNotFoundError:
+            return None
+        try:
+            if not _lock(fd) and not _process_is_dead(os.pread(fd, 4096, 0)):
+                raise Alive(certain=False)
+            if _same_file(fd, path):
+                return Claim(fd)
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)  # its owner took it elsewhere after it was opened
 
 
 def describe_owner(directory: Path) -> str:
