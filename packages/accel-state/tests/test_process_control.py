@@ -269,6 +269,27 @@ def test_each_machine_has_its_own_first_also_when_ranks_are_dealt_round_robin(ra
     assert ranks(body, 4) == [(True, False), (True, False), (False, True), (False, True)]
 
 
+FORKS = """
+import os, sys
+import accel_state.collectives.channel
+from accel_state import forking
+calls = []
+read = sys._current_frames
+sys._current_frames = lambda: calls.append(1) or read()
+for _ in range(2):
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+print(len(calls))
+"""
+
+
+def test_a_fork_waits_for_threads_that_hold_the_lock_it_would_inherit() -> None:
+    said = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=60, check=True).stdout
+    assert int(said) == (2 if sys.version_info < (3, 11, 8) else 0)
+
+
 def test_a_forked_worker_neither_waits_for_ranks_nor_ends_their_group(ranks: Ranks) -> None:
     def body() -> Any:
         state = PartialState(cpu=True)

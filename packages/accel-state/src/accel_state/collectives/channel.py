@@ -31,6 +31,7 @@ from accel_state.collectives.call import Call, GoingFirst, Replies
 from accel_state.collectives.messages import bytes_tensor, digest, dump, grouped, load, shortened, to_bytes
 from accel_state.collectives.packing import ALIGNMENT, as_message, padded_bytes, padding, write
 from accel_state.errors import CollectiveMismatchError, ProcessGroupError
+from accel_state.forking import guard_forks
 from accel_state.polling import until
 
 _HEADER = struct.Struct("<Q16sQQQ")
@@ -47,6 +48,7 @@ def _mark_copies() -> None:
 
 
 os.register_at_fork(after_in_child=_mark_copies)  # asking for the process's number in each collective would cost more
+guard_forks()
 
 
 class Channel:
@@ -75,6 +77,8 @@ class Channel:
         self._turns: dict[str, int] = {}
         self.going_first: GoingFirst | None = None
         self._broken: str | None = None
+        # of slots; kept until the next, so that gloo's thread, never the last to let go, needs no lock of Python's
+        self._latest_work: Any = None
         self._sent = bytearray(self._slot_bytes)
         self._received = bytearray(self._slot_bytes * world_size)
         self._sent_slot = torch.frombuffer(self._sent, dtype=torch.uint8)
@@ -184,7 +188,8 @@ class Channel:
 
     def _swap_slots(self, call: Call, length: int) -> list[int]:
         """Send ours, receive all; returns the lengths of the bodies."""
-        self._wait(self.group.allgather(self._slots_argument, self._sent_argument), call)
+        self._latest_work = self.group.allgather(self._slots_argument, self._sent_argument)
+        self._wait(self._latest_work, call)
         mine, received = self._sent[:_BODY_AT], self._received
         for at in self._starts:
             if received[at : at + _BODY_AT] != mine:
