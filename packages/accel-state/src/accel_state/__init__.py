@@ -107,6 +107,7 @@ if TYPE_CHECKING:
     from accel_state.device_count import count_devices as count_devices
     from accel_state.devices import DeviceKind as DeviceKind
     from accel_state.devices import device_kind as device_kind
+    from accel_state.devices import live_accelerators as live_accelerators
     from accel_state.enums import TORCH_DISTRIBUTED_OPERATION_TYPES as TORCH_DISTRIBUTED_OPERATION_TYPES
     from accel_state.enums import ComputeEnvironment as ComputeEnvironment
     from accel_state.enums import DistributedType as DistributedType
@@ -162,7 +163,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "enums": ["ComputeEnvironment", "DistributedType", "RNGType", "TORCH_DISTRIBUTED_OPERATION_TYPES"],
         "kwargs": ["KwargsHandler", "InitProcessGroupKwargs"],
         "protocols": ["Stateful"],
-        "devices": ["DeviceKind", "device_kind"],
+        "devices": ["DeviceKind", "device_kind", "live_accelerators"],
         "device_count": ["count_devices"],
         "callsite": ["warn_user"],
         "collectives.operations": [

@@ -57,6 +57,10 @@ class CannotPadNestedTensorWarning(UserWarning):
     """A nested tensor was to be padded; it is returned as it is."""
 
 
+class BatchSizeError(AccelError, RuntimeError):
+    """No batch size that was tried fits into memory."""
+
+
 class RankFailedError(AccelError, RuntimeError):
     """One of the processes that we started failed; the message holds its traceback."""
 

@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from .commands.estimate import estimate_command_parser as estimate_command_parser
     from .commands.test import test_command as test_command
     from .commands.test import test_command_parser as test_command_parser
+    from .out_of_memory import clear_device_cache as clear_device_cache
+    from .out_of_memory import find_executable_batch_size as find_executable_batch_size
+    from .out_of_memory import release_memory as release_memory
+    from .out_of_memory import should_reduce_batch_size as should_reduce_batch_size
 
 __version__ = "0.1.0"
 
@@ -41,6 +45,12 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "accelerator": ["Accelerator"],
         "commands.estimate": ["estimate_command", "estimate_command_parser"],
         "commands.test": ["test_command", "test_command_parser"],
+        "out_of_memory": [
+            "clear_device_cache",
+            "find_executable_batch_size",
+            "release_memory",
+            "should_reduce_batch_size",
+        ],
     },
     elsewhere={
         "accel_state": [
