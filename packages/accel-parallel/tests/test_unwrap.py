@@ -1,10 +1,13 @@
+import sys
+import types
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from accel_parallel import extract_model_from_parallel, is_compiled_module
+from accel_parallel import extract_model_from_parallel, is_compiled_module, is_peft_model
 
 
 class Net(nn.Module):
@@ -87,3 +90,13 @@ def test_wrapped_parts_are_unwrapped_in_a_view(one_rank_group):
     assert isinstance(view.inner, nn.Linear)
     assert isinstance(net.inner, DistributedDataParallel)
     assert extract_model_from_parallel(net) is net
+
+
+def test_models_of_peft_are_known_without_importing_it(monkeypatch):
+    assert not is_peft_model(nn.Linear(2, 2))
+    library = types.ModuleType("peft")
+    library.PeftModel = type("PeftModel", (nn.Module,), {})
+    monkeypatch.setitem(sys.modules, "peft", library)
+    model = library.PeftModel()
+    assert is_peft_model(model)
+    assert not is_peft_model(nn.Linear(2, 2))

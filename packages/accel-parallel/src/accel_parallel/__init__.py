@@ -91,6 +91,7 @@ if TYPE_CHECKING:
     from .unwrap import extract_model_from_parallel as extract_model_from_parallel
     from .unwrap import has_compiled_regions as has_compiled_regions
     from .unwrap import is_compiled_module as is_compiled_module
+    from .unwrap import is_peft_model as is_peft_model
 
 __getattr__, __dir__, __all__ = lazy_exports(
     __name__,
@@ -150,7 +151,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "ring": ["Ring", "ring_attention"],
         "ulysses": ["ulysses_attention"],
         "state_dicts": ["full_state_dict", "model_has_dtensor"],
-        "unwrap": ["extract_model_from_parallel", "has_compiled_regions", "is_compiled_module"],
+        "unwrap": ["extract_model_from_parallel", "has_compiled_regions", "is_compiled_module", "is_peft_model"],
         "dynamo_plugin": ["DynamoBackend", "TorchDynamoPlugin"],
         "steps.compiling": [
             "compile_blocks",

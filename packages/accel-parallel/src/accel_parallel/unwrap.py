@@ -100,3 +100,9 @@ def class_before_sharding(item: Any) -> type:
     if module is None or not issubclass(kind, module.FSDPModule) or module.FSDPModule not in kind.__bases__:
         return kind
     return next(base for base in kind.__bases__ if base is not module.FSDPModule)
+
+
+def is_peft_model(model: Any) -> bool:
+    """Whether a model, prepared or not, is one of peft's. Does not import peft."""
+    peft = sys.modules.get("peft")
+    return peft is not None and isinstance(extract_model_from_parallel(model), peft.PeftModel)
