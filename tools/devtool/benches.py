@@ -9,14 +9,12 @@ Runs inside ``.venv``: it needs ``packaging``.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import sys
 from pathlib import Path
 
-from devtool.environment import UV, export_pins, install_pins, installer_environment
 from devtool.isolated import build_wheels, link_torch, make_environment
-from devtool.paths import CACHE, ROOT, must_run, output_of, run, say
+from devtool.paths import CACHE, ROOT, run
+from devtool.side_environments import side_environment
 
 FOLDER = ROOT / "tools" / "bench"
 PEER = CACHE / "peer-env"
@@ -39,16 +37,5 @@ def run_benches(chosen: list[str], *, as_json: bool, rounds: int | None) -> int:
 
 
 def _peer_environment(torch: Path) -> Path:
-    """The interpreter of the peer's environment, made anew when its pins or torch changed."""
-    python, stamp = PEER / "bin" / "python", PEER / "stamp.json"
-    pins = export_pins(CACHE / "peer.txt", "--package", "accel-workspace", "--only-group", "peer")
-    text = json.dumps({"pins": hashlib.sha256(pins.read_bytes()).hexdigest(), "torch": str(torch)})
-    if not stamp.exists() or stamp.read_text() != text:
-        say(f"making the peer's environment, {PEER.relative_to(ROOT)}")
-        command = [UV, "venv", "--quiet", "--clear", "--no-config", "--python", sys.executable, PEER]
-        must_run(command, env=installer_environment())
-        install_pins(python, pins)
-        site = output_of([python, "-I", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).strip()
-        (Path(site) / "shared.pth").write_text(f"{torch}\n")
-        stamp.write_text(text)
-    return python
+    """The interpreter of the peer's environment."""
+    return side_environment(PEER, torch, ("--package", "accel-workspace", "--only-group", "peer"), text="for the peer")

@@ -90,6 +90,11 @@ def _parser() -> argparse.ArgumentParser:
     engines = add("engines", "test what needs large libraries, in environments of their own; -- ARGS to pytest")
     engines.add_argument("packages", nargs="*", metavar="PACKAGE", help="only these; all by default")
 
+    clients = add("clients", "run libraries that build on the peer on it and on accel, in an environment of their own")
+    clients.add_argument("names", nargs="*", metavar="NAME", help="such as trainer, lora; all by default")
+    clients.add_argument("--processes", type=int, nargs="+", default=[1, 2], metavar="N", help="default: 1 2")
+    clients.add_argument("--write", action="store_true", help="write the results into docs/compatibility.md")
+
     lock = add("lock", "resolve uv.lock anew, without hosts and without torch")
     lock.add_argument("--upgrade", action="store_true", help="take the newest releases allowed")
     lock.add_argument("--check", action="store_true", help="only say whether it is up to date")
@@ -166,6 +171,13 @@ def _engines(options: argparse.Namespace, extra: list[str]) -> int:
     return engines.run_engines(options.packages, extra)
 
 
+def _clients(options: argparse.Namespace, _extra: list[str]) -> int:
+    _inside()
+    from devtool import clients
+
+    return clients.run_clients(chosen(options.names, clients.names()), options.processes, options.write)
+
+
 def _lock(options: argparse.Namespace, _extra: list[str]) -> int:
     from devtool import lock
 
@@ -209,6 +221,7 @@ _COMMANDS = {
     "lint": _lint,
     "isolated": _isolated,
     "engines": _engines,
+    "clients": _clients,
     "lock": _lock,
     "version": _version,
     "surface": _surface,

@@ -9,14 +9,12 @@ Runs inside ``.venv``: it needs ``packaging``.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from pathlib import Path
 
-from devtool.environment import UV, export_pins, install_pins, installer_environment
-from devtool.isolated import build_wheels, install_wheels, link_torch, share
-from devtool.paths import CACHE, PYTHON, ROOT, must_run, run, say
+from devtool.isolated import build_wheels, install_wheels, link_torch
+from devtool.paths import CACHE, run, say
+from devtool.side_environments import TEST_GROUP, side_environment
 from devtool.tests import pytest_command, test_environment
 
 FOLDER = CACHE / "engines"
@@ -42,23 +40,14 @@ def run_engines(names: list[str], pytest_arguments: list[str]) -> int:
 
 
 def make_environment(package: str, torch: Path) -> Path:
-    """The interpreter of a package's environment, made when it is missing or out of date."""
-    folder = FOLDER / package
-    python, stamp = folder / "bin" / "python", folder / "stamp.json"
-    pins = [
-        export_pins(FOLDER / f"{package}.txt", "--package", package, "--all-extras"),
-        export_pins(FOLDER / "test.txt", "--package", "accel-workspace", "--only-group", "test"),
-    ]
-    text = json.dumps({"pins": [hashlib.sha256(path.read_bytes()).hexdigest() for path in pins], "torch": str(torch)})
-    if not stamp.exists() or stamp.read_text() != text:
-        say(f"{package}: making {folder.relative_to(ROOT)} with all its extras (minutes, once)")
-        command = [UV, "venv", "--quiet", "--clear", "--no-config", "--python", PYTHON, folder]
-        must_run(command, env=installer_environment())
-        for requirements in pins:
-            install_pins(python, requirements)
-        share(torch, python)
-        stamp.write_text(text)
-    return python
+    """The interpreter of a package's environment."""
+    return side_environment(
+        FOLDER / package,
+        torch,
+        ("--package", package, "--all-extras"),
+        TEST_GROUP,
+        text=f"for {package} with all its extras (minutes, once)",
+    )
 
 
 def _test(package: str, python: Path, pytest_arguments: list[str]) -> int:

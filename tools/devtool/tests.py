@@ -32,6 +32,8 @@ def run_tests(names: list[str], tiers: list[str], pytest_arguments: list[str]) -
         must_run([PYTHON, ROOT / "tools" / "dev", "isolated", *wanted])
     if "engines" in tiers:
         must_run([PYTHON, ROOT / "tools" / "dev", "engines", *names])
+    if "clients" in tiers:
+        must_run([PYTHON, ROOT / "tools" / "dev", "clients"])
     folders = [name if name in OTHER_TARGETS else f"packages/{name}/tests" for name in names]
     command = [*pytest_command(), "-m", marker_expression(tiers), *folders, *pytest_arguments]
     become(command, env=test_environment(tiers))
@@ -59,7 +61,7 @@ def test_environment(tiers: Sequence[str] = ()) -> dict[str, str]:
 
 def filled_tiers() -> list[str]:
     """The tiers that add at least one test, by its marker, or make one do more, by its variable."""
-    found = {"isolated"}
+    found = {"isolated", "clients"}
     for folder in ("packages", *OTHER_TARGETS):
         for path in (ROOT / folder).rglob("test_*.py"):
             found.update(name.lower() for name in re.findall(r"\b(?:mark\.|ACCEL_TEST_)(\w+)", path.read_text()))
