@@ -64,7 +64,7 @@ def test_the_floor_is_named_with_all_that_was_tried():
     def train(batch_size):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
 
-    with pytest.raises(BatchSizeError, match="No executable batch size found, reached zero.*with 12, 6, 3 .*9 bytes"):
+    with pytest.raises(BatchSizeError, match=r"No executable batch size found, reached zero.*with 12, 6, 3 .*9 bytes"):
         train()
 
 

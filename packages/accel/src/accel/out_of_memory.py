@@ -111,7 +111,7 @@ class _Search:
         self.smallest = smallest
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        refuse_own_batch_size(self.function, args, kwargs)
+        refuse_own_batch_size(self.function, args)
         tried: list[int] = []
         last = ""
         while self.size >= self.smallest:
@@ -133,7 +133,7 @@ class _Search:
     def _attempt(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Exception | None]:
         try:
             return self.function(self.size, *args, **kwargs), None
-        except Exception as error:  # judged in `_agree`, together with the other ranks
+        except Exception as error:  # noqa: BLE001  judged in `_agree`, together with the other ranks
             if should_reduce_batch_size(error):
                 traceback.clear_frames(error.__traceback__)  # its locals hold the memory that is wanted back
                 return None, error.with_traceback(None)
@@ -149,7 +149,7 @@ class _Search:
         return size
 
 
-def refuse_own_batch_size(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def refuse_own_batch_size(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     """Raise TypeError where the caller passed what the decorator passes, or the function cannot take it."""
     code = getattr(function, "__code__", None)
     if code is None:
