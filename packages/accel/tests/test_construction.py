@@ -145,12 +145,24 @@ def test_cpu_ignores_every_accelerator():
         ({"kwargs_handlers": AutocastKwargs()}, "give a list of handlers"),
         ({"rng_types": ["foo"]}, "generator"),
         ({"rng_types": "generator"}, "give a list"),
+        ({"rng_types": 3}, "give a list"),
+        ({"device_placement": "yes"}, "give True or False"),
+        ({"step_scheduler_with_optimizer": None}, "give True or False"),
+        ({"project_dir": 3}, "give a path"),
+        ({"fsdp_plugin": {}}, "give a FullyShardedDataParallelPlugin"),
+        ({"dynamo_plugin": "inductor"}, "give a TorchDynamoPlugin"),
+        ({"parallelism_config": "tp=2"}, "give a ParallelismConfig"),
     ],
 )
 def test_arguments_of_a_wrong_type_are_refused_by_name(arguments, said):
     (name,) = arguments
     with pytest.raises(SettingError, match=rf"{name}=.*{said}"):
         Accelerator(cpu=True, **arguments)
+
+
+def test_cpu_takes_true_or_false():
+    with pytest.raises(SettingError, match="cpu='no' is a str: give True or False"):
+        Accelerator(cpu="no")
 
 
 def test_a_limit_that_keeps_nothing_is_refused():

@@ -66,6 +66,14 @@ def test_the_floor_is_named_with_all_that_was_tried():
 
     with pytest.raises(BatchSizeError, match=r"No executable batch size found, reached zero.*with 12, 6, 3 .*9 bytes"):
         train()
+    with pytest.raises(BatchSizeError, match="ran out of memory with 3"):
+        train()
+
+
+@pytest.mark.parametrize(("first", "smallest"), [(0, 0), (4, 8), (8, 0)])
+def test_sizes_that_make_no_sense_are_refused(first, smallest):
+    with pytest.raises(ValueError, match=f"starting_batch_size={first}, smallest_batch_size={smallest}"):
+        find_executable_batch_size(starting_batch_size=first, smallest_batch_size=smallest)
 
 
 def test_other_errors_come_through_at_once():

@@ -91,8 +91,8 @@ def check_name(name: str, known: Iterable[str], what: str) -> None:
     names = sorted(known)
     if name not in names:
         near = difflib.get_close_matches(name, names, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise TrackerError(f"{what} names {name!r}, which no tracker is called{hint} Known: {', '.join(names)}")
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise TrackerError(f"{what} names {name!r}, which no tracker is called{hint}; known: {', '.join(names)}")
 
 
 def _checked(item: Any) -> TrackerChoice:

@@ -102,6 +102,9 @@ class Accelerator(Facts):
         parallelism_config: Any = None,
     ) -> None:
         refuse_what_cannot_be_honoured(locals())
+        configuration.check_flags(
+            device_placement=device_placement, cpu=cpu, step_scheduler_with_optimizer=step_scheduler_with_optimizer
+        )
         handlers = sort_handlers(kwargs_handlers)
         self.init_handler: InitProcessGroupKwargs | None = handlers.get("InitProcessGroupKwargs")
         self.autocast_handler: AutocastKwargs | None = handlers.get("AutocastKwargs")

@@ -30,6 +30,17 @@ def check_type(argument: str, value: Any, kind: type) -> None:
         raise SettingError(f"{argument}={value!r} is a {type(value).__name__}: give a {kind.__name__}")
 
 
+def check_flags(**flags: Any) -> None:
+    """Refuse what is neither True nor False: a text such as "no" would count as True.
+
+    Raises:
+        SettingError: names the argument and its value.
+    """
+    for argument, value in flags.items():
+        if not isinstance(value, bool):
+            raise SettingError(f"{argument}={value!r} is a {type(value).__name__}: give True or False")
+
+
 def generator_kinds(rng_types: Sequence[Any] | None) -> list[Any]:
     """The generators that loaders set to rank 0's at the start of an iteration.
 
@@ -39,7 +50,8 @@ def generator_kinds(rng_types: Sequence[Any] | None) -> list[Any]:
     if rng_types is None:
         return ["generator"]
     known = [kind.value for kind in accel_state.RNGType]
-    if isinstance(rng_types, str) or not all(str(getattr(kind, "value", kind)) in known for kind in rng_types):
+    is_list = isinstance(rng_types, Sequence) and not isinstance(rng_types, str)
+    if not is_list or not all(str(getattr(kind, "value", kind)) in known for kind in rng_types):
         raise SettingError(f"rng_types={rng_types!r} is not allowed: give a list of {', '.join(known)}")
     return list(rng_types)
 
@@ -119,6 +131,8 @@ def project_configuration(
     config = config or accel_ckpt.ProjectConfiguration()
     if project_dir is None:
         return config
+    if not isinstance(project_dir, str | os.PathLike):
+        raise SettingError(f"project_dir={project_dir!r} is a {type(project_dir).__name__}: give a path")
     if config.project_dir is None:
         config.set_directories(os.fspath(project_dir))
     elif os.fspath(config.project_dir) != os.fspath(project_dir):

@@ -77,12 +77,18 @@ def find_executable_batch_size(
         smallest_batch_size: the last size tried.
 
     Raises:
+        ValueError: sizes that are not positive, or do not shrink.
         TypeError: the function takes no batch size, or the caller passed it.
         BatchSizeError: nothing down to the smallest size fits; lists the sizes that were tried.
         RankFailedError: the function failed on another rank, for a reason other than memory.
 
     Cost: on several ranks, one small exchange of objects per attempt.
     """
+    if not 0 < smallest_batch_size <= starting_batch_size:
+        raise ValueError(
+            f"starting_batch_size={starting_batch_size}, smallest_batch_size={smallest_batch_size}: the smallest has to "
+            "be at least 1 and no more than the first that is tried"
+        )
     if function is None:
         return functools.partial(
             find_executable_batch_size,
@@ -123,10 +129,11 @@ class _Search:
             clear_device_cache(garbage_collection=True)
             self.size = self._smaller()
             _LOGGER.warning("A batch size of %d does not fit into memory; next is %d.", tried[-1], self.size)
+        self.size = tried[-1]  # where a later call, perhaps with more room, begins
         raise BatchSizeError(
             "No executable batch size found, reached zero."
-            f" {self.function.__name__!r} ran out of memory with {', '.join(map(str, tried)) or 'no size tried'} (down "
-            f"to {self.smallest}). The last error: {last or 'none'}. Use a smaller model, shorter inputs, "
+            f" {self.function.__name__!r} ran out of memory with {', '.join(map(str, tried))} (down "
+            f"to {self.smallest}). The last error: {last}. Use a smaller model, shorter inputs, "
             "a lower precision, or share the model over more devices."
         )
 
