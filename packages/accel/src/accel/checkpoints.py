@@ -46,7 +46,6 @@ def everything(accelerator: Accelerator) -> dict[str, Any]:
     Names are the class's and an ordinal, so that they stay when other objects come or go.
     """
     registry = accelerator.registry
-    refuse_stages(registry.models)
     prepared = accel_parallel.Prepared(
         models=tuple(registry.models), optimizers=tuple(registry.optimizers), schedulers=tuple(registry.schedulers)
     )
@@ -60,17 +59,17 @@ def everything(accelerator: Accelerator) -> dict[str, Any]:
     return {**objects, "trackers": accelerator.tracker_set, "accelerator": Counters(accelerator)}
 
 
-def refuse_stages(models: Iterable[Any]) -> None:
-    """Refuse models of which each rank of a pipeline has only some stages.
+def refuse_torch_files(models: Iterable[Any]) -> None:
+    """Refuse the peer's files for models of which each rank of a pipeline has only some stages.
 
     Raises:
         CheckpointError: there is one.
     """
     if any(accel_parallel.is_pipelined(model) for model in models):
         raise CheckpointError(
-            "checkpoints of pipelines (pp_size above 1) cannot be written or read yet: each rank has other parameters. "
-            "Way out: every rank saves its model.state_dict() to a file of its own, whose names are those of the whole "
-            "model"
+            "the peer's files, which number parameters, cannot be written or read by a pipeline (pp_size above 1), of "
+            "which each rank has other parameters. Way out: save_state() without safe_serialization=False and `accel "
+            "ckpt convert`; or load them on one process, save_state() there, and load that"
         )
 
 
@@ -117,6 +116,7 @@ def save_state(
     before_write = accelerator.state_hooks.before_write(_names(objects))
     options: dict[str, Any] = {"before_write": before_write}
     if not safe_serialization:
+        refuse_torch_files(accelerator.registry.models)
         options = {"before_commit": torch_files(accelerator, _names(objects), before_write)}
         objects = beside_torch_files(objects)
     if not project.automatic_checkpoint_naming:
@@ -191,6 +191,8 @@ def load_state(
 def _load_directory(accelerator: Accelerator, strict: bool, directory: str | os.PathLike[str]) -> None:
     """Load one checkpoint, whoever wrote it in whichever form."""
     objects, kind = everything(accelerator), _agreed(accelerator, _kind_of(directory), directory)
+    if "accelerate" in kind or "torch files" in kind:
+        refuse_torch_files(accelerator.registry.models)
     if kind == "accelerate":
         load_torch_files(accelerator, directory, strict)
     elif kind == "ours with torch files":

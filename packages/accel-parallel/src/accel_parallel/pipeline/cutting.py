@@ -152,6 +152,20 @@ def require_own_parameters(stages: Sequence[nn.Module]) -> None:
         )
 
 
+def require_known_names(stages: Sequence[nn.Module], names: Collection[str]) -> None:
+    """Parameters of stages have the names that they have in the whole model, or checkpoints would not fit it.
+
+    Raises:
+        PlanError: names those that have others.
+    """
+    known = set(names)
+    if other := [name for stage in stages for name, _ in stage.named_parameters() if name not in known]:
+        raise PlanError(
+            f"stages have parameters that the model does not: {', '.join(other[:5])}. Let make_stage keep the model's "
+            "own names."
+        )
+
+
 def trace(model: nn.Module, config: PipelineConfig, num_stages: int) -> Any:
     """The model as torch's traced pipeline.
 
