@@ -18,6 +18,8 @@ from accel_state.protocols import Stateful
 from .torch_files import beside_torch_files, load_beside_torch_files, load_torch_files, torch_files
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from accel_ckpt import Checkpointer, SaveHandle
 
     from .accelerator import Accelerator
@@ -148,6 +150,28 @@ def save_state(
     saved = checkpointer.save(project.iteration, blocking=blocking, **options, **objects)
     project.iteration += 1
     return saved if isinstance(saved, accel_ckpt.SaveHandle) else os.fspath(saved)
+
+
+def save_model(
+    accelerator: Accelerator,
+    model: nn.Module,
+    directory: str | os.PathLike[str],
+    max_shard_size: int | str,
+    safe_serialization: bool,
+) -> None:
+    """Write a model's weights for any reader; those of a sharded or pipelined one are gathered on rank 0 before.
+
+    Raises:
+        CheckpointError: it could not be written, or each node should write what rank 0 alone has.
+    """
+    accel_ckpt.save_model(
+        accel_parallel.extract_model_from_parallel(model, keep_torch_compile=False),
+        directory,
+        max_shard_size,
+        safe_serialization,
+        save_on_each_node=accelerator.project_configuration.save_on_each_node,
+        weights=accel_parallel.full_state_dict(model),
+    )
 
 
 def wait_for_saves(accelerator: Accelerator) -> None:
