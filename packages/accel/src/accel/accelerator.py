@@ -134,7 +134,9 @@ class Accelerator:
         self.ao_recipe_handler: AORecipeKwargs | None = self.policy.recipe_of("AO")
         self.te_recipe_handler: TERecipeKwargs | None = self.policy.recipe_of("TE")
         self.msamp_recipe_handler = None  # MS-AMP is no longer published: its recipe is refused
-        self.scaler = self.policy.scaler(self.device.type, self.scaler_handler)
+        self.scaler = self.policy.scaler(
+            self.device.type, self.scaler_handler, sharded=parallelism.hides_overflows(choice)
+        )
         self.origins = {
             "mixed_precision": resolve("mixed_precision", mixed_precision).origin,
             "gradient_accumulation_steps": (
