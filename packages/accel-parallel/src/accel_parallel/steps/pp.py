@@ -62,6 +62,7 @@ class Pipelined:
         else:
             stages = cutting.cut_chain(model, self.config, count, own)
         cutting.require_known_names(stages, names)
+        cutting.require_what_schedule_needs(stages, self.config)
         held = dict(zip(own, stages, strict=True))
         made = PipelinedModel(held, count, self.config, context.device, pp_mesh.get_group(), type(model), names, traced)
         if axis_size(context, "dp_replicate") > 1 and axis_size(context, "dp_shard") == 1:
