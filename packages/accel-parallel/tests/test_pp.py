@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from accel_parallel import PipelineConfig, Plan, PlanContext, pipelined
-from accel_parallel.pipeline.cutting import balanced_runs, chain_of, cut_chain
+from accel_parallel.pipeline.cutting import balanced_runs, chain_of, cut_chain, require_known_names
 from accel_state.errors import PlanError, SettingError
 from accel_testkit.nets import TinyTransformer, chain_net
 from accel_testkit.training import tokens
@@ -168,6 +168,15 @@ def test_what_cannot_be_cut_is_said():
     two[1].weight = two[0].weight
     with pytest.raises(PlanError, match=r"0\.weight \(stage 0\) and 1\.weight \(stage 1\): a parameter that is shared"):
         cut_chain(two, PipelineConfig(), 2, ())
+    three = nn.Sequential(nn.Linear(2, 2), two)
+    cut_chain(three, PipelineConfig(), 2, ())
+    with pytest.raises(
+        PlanError, match=r"1\.0\.weight and 1\.1\.weight are one parameter.*use schedule='interleaved_1f1b'"
+    ):
+        cut_chain(three, PipelineConfig(schedule="zbv_zero_bubble"), 2, ())
+    require_known_names([two], ["0.weight", "0.bias", "1.bias"])
+    with pytest.raises(PlanError, match="parameters that the model does not: 1.bias"):
+        require_known_names([two], ["0.weight", "0.bias"])
     with pytest.raises(PlanError, match="no axis 'pp' in the mesh"):
         Plan([pipelined()]).apply(two, PlanContext(device=torch.device("cpu")))
 

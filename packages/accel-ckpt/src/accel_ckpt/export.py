@@ -18,7 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from accel_state.errors import CheckpointError
+from accel_state.protocols import Parted
 
+from .boxes import is_sharded
 from .commit import Staging, commit, discard, open_staging, real_directory, stage_beside
 from .durable import flush_directory, flush_file, make_directories, write_file
 from .manifest import manifest_path
@@ -38,6 +40,7 @@ def save_model(
     safe_serialization: bool = True,
     *,
     save_on_each_node: bool = False,
+    weights: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a model's weights for any reader, wholly or not at all. All ranks call it; rank 0 writes.
 
@@ -50,6 +53,8 @@ def save_model(
         max_shard_size: of the tensors in one file, in bytes or as "5MB"; a single larger weight has its own file.
         safe_serialization: safetensors; False writes torch's format, `pytorch_model.bin`.
         save_on_each_node: let one process of each node write, for file systems that nodes do not share.
+        weights: written in place of the model's own; of a model that ranks share, what was gathered on those that
+            write.
 
     Returns:
         The directory's real path.
@@ -65,7 +70,8 @@ def save_model(
     def write() -> None:
         if world.commits(save_on_each_node):
             refuse_a_checkpoint(target)
-            state = plain_model(model).state_dict()
+            state = plain_model(model).state_dict() if weights is None else weights
+            _refuse_parts(model, state)
             _save_weights(state, target, limit_bytes, safe_serialization)
 
     together(world, f"saving the model to {target}", write)
@@ -109,6 +115,18 @@ def refuse_a_checkpoint(target: Path) -> None:
     if manifest_path(target):
         raise CheckpointError(
             f"{target} is a checkpoint, which other weights in it would damage; save the model to another directory."
+        )
+
+
+def _refuse_parts(model: nn.Module, state: Mapping[str, Any]) -> None:
+    """Raise CheckpointError if these are only parts of the model's weights."""
+    inner, sharded = plain_model(model), [name for name, value in state.items() if is_sharded(value)]
+    lacking = [name for name in inner.state_names if name not in state] if isinstance(inner, Parted) else []
+    if sharded or lacking or (not state and any(True for _ in inner.parameters())):
+        shown = f" (as of {', '.join((sharded or lacking)[:3])})" if sharded or lacking else ""
+        raise CheckpointError(
+            f"this rank has only a part of the weights{shown}: gather all of them on each rank that writes, which with "
+            "save_on_each_node is one of every node, and pass weights=..."
         )
 
 

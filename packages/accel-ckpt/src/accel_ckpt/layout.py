@@ -15,7 +15,7 @@ from .objects import Captured
 from .tensors import Piece, TensorEntry, dtype_name
 
 Layout = Mapping[str, Mapping[str, Box]]
-"""Object -> key -> the box that a rank holds, of its sharded tensors only."""
+"""Object -> key -> the box that a rank holds: of its sharded tensors, and of all tensors of objects in parts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,12 +40,14 @@ class Plan:
 
 
 def layout_of(objects: Mapping[str, Captured]) -> dict[str, dict[str, Box]]:
-    """This rank's boxes; empty where nothing is sharded."""
+    """This rank's boxes; empty where nothing is sharded or in parts."""
     found = {
-        name: {key: box_of(tensor) for key, tensor in captured.tensors.items() if is_sharded(tensor)}
+        name: {
+            key: box_of(tensor) for key, tensor in captured.tensors.items() if captured.is_part or is_sharded(tensor)
+        }
         for name, captured in objects.items()
     }
-    return {name: boxes for name, boxes in found.items() if boxes}
+    return {name: boxes for name, boxes in found.items() if boxes or objects[name].is_part}
 
 
 def assign(objects: Mapping[str, Captured], files: Mapping[str, str], layouts: Mapping[int, Layout], main: int) -> Plan:
@@ -53,10 +55,11 @@ def assign(objects: Mapping[str, Captured], files: Mapping[str, str], layouts: M
 
     An object without sharded tensors is written whole, by the main rank. Of one with some, each distinct box is written
     by that one of its holders that has least to write so far; so are its plain tensors, which all ranks hold alike, but
-    for those that may differ (buffers), which the main rank writes.
+    for those that may differ (buffers), which the main rank writes. Of an object in parts the holders are the ranks
+    that have the tensor at all, and of a buffer the first of them writes its own.
 
     Args:
-        objects: what this rank captured; the same names on all ranks.
+        objects: what this rank captured, see `put_together`; the same names on all ranks.
         files: object -> the file of its bulk.
         layouts: of the ranks that write this checkpoint, by rank.
         main: the one of them that commits it.
@@ -64,7 +67,7 @@ def assign(objects: Mapping[str, Captured], files: Mapping[str, str], layouts: M
     Raises:
         CheckpointError: ranks hold other tensors than the main one, or parts that do not make up the whole.
     """
-    _check_same_tensors(layouts, main)
+    _check_same_tensors(objects, layouts, main)
     entries: dict[str, dict[str, TensorEntry]] = {}
     writers: dict[int, dict[str, list[tuple[str, str]]]] = {}
     load_bytes = dict.fromkeys(layouts, 0)
@@ -93,13 +96,29 @@ def _holders(
 ) -> dict[Box, list[int]] | None:
     """The distinct boxes of a tensor and who holds each; None if the main rank writes it whatever the others hold."""
     tensor = captured.tensors[key]
+    if captured.is_part:
+        return _holders_of_part(name, key, captured, layouts)
     if tensor.numel() == 0 or name not in layouts[main]:
         return None
     if key not in layouts[main][name]:
         return None if key in captured.own else {whole_box(tensor.shape): list(layouts)}
+    return _by_box({rank: layout[name][key] for rank, layout in layouts.items()})
+
+
+def _holders_of_part(name: str, key: str, captured: Captured, layouts: Mapping[int, Layout]) -> dict[Box, list[int]]:
+    whole = whole_box(captured.tensors[key].shape)
+    boxes = {rank: layout[name][key] for rank, layout in layouts.items() if key in layout[name]}
+    first = min(boxes)
+    if whole.numel == 0 or (key in captured.own and boxes[first] == whole):
+        return {boxes[first]: [first]}
+    return _by_box(boxes)
+
+
+def _by_box(boxes: Mapping[int, Box]) -> dict[Box, list[int]]:
+    """Which ranks hold each box, without empty ones."""
     holders: dict[Box, list[int]] = {}
-    for rank, layout in layouts.items():
-        if (box := layout[name][key]).numel:
+    for rank, box in boxes.items():
+        if box.numel:
             holders.setdefault(box, []).append(rank)
     return dict(sorted(holders.items(), key=lambda item: item[0].offset))
 
@@ -113,10 +132,14 @@ def _deal(holders: Mapping[Box, Sequence[int]], itemsize: int, load_bytes: dict[
     return dealt
 
 
-def _check_same_tensors(layouts: Mapping[int, Layout], main: int) -> None:
-    first = {(name, key) for name, boxes in layouts[main].items() for key in boxes}
-    for rank, layout in layouts.items():
-        if odd := sorted(first ^ {(name, key) for name, boxes in layout.items() for key in boxes}):
+def _check_same_tensors(objects: Mapping[str, Captured], layouts: Mapping[int, Layout], main: int) -> None:
+    parts = {name for name, captured in objects.items() if captured.is_part}
+    held = {
+        rank: {(name, key) for name, boxes in layout.items() if name not in parts for key in boxes}
+        for rank, layout in layouts.items()
+    }
+    for rank, pairs in held.items():
+        if odd := sorted(held[main] ^ pairs):
             shown = ", ".join(f"{name}: {key}" for name, key in odd[:5])
             raise CheckpointError(
                 f"rank {rank} holds other sharded tensors than rank {main}; they differ in {shown}. All ranks save the "

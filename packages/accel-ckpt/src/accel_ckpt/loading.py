@@ -21,7 +21,7 @@ from .manifest import Manifest, ObjectEntry, data_path, manifest_path, read_mani
 from .models import compare_model, load_model
 from .names import JOURNAL_NAME, MANIFEST_NAME, STAGING_MARK, STATE_NAME, rng_file
 from .objects import check_models, check_objects, compare_stateful, kind_of, load_stateful
-from .optimizers import compare_optimizer, load_optimizer, parameter_names
+from .optimizers import compare_optimizer, load_optimizer, names_in_parts, parameter_names
 from .ranks import World, current_world, from_main, together
 from .stored import Stored, Wholes, open_tensors
 
@@ -104,7 +104,7 @@ def load_checkpoint(
     opened: _Opened | None = None
     fit, left_out = _Fit([], []), set[str]()
 
-    def prepare() -> None:
+    def prepare() -> list[str]:
         nonlocal opened, fit
         check_objects(objects)
         opened = _open_settled(path, world, objects)
@@ -114,6 +114,7 @@ def load_checkpoint(
         fit = _compare(opened, objects, left_out, codecs)
         if strict and fit.lines:
             raise CheckpointMismatchError(f"{path} does not fit: {_listed(fit.lines)}. strict=False loads what fits.")
+        return fit.lines
 
     def apply() -> None:
         assert opened is not None
@@ -123,13 +124,13 @@ def load_checkpoint(
             _restore_rng(opened, world)
 
     from_main(world, doing, lambda: require_checkpoint(path))
-    together(world, doing, prepare)
+    differences = tuple(dict.fromkeys(line for lines in together(world, doing, prepare) for line in lines))
     together(world, doing, apply)
     assert opened is not None
     unread = tuple(name for name in opened.manifest.objects if name not in objects)
     if world.is_main:
-        if fit.lines:
-            warn_user(f"{path} does not fit wholly; left out: {_listed(fit.lines)}", RuntimeWarning)
+        if differences:
+            warn_user(f"{path} does not fit wholly; left out: {_listed(differences)}", RuntimeWarning)
         if unread:
             logger.info("%s also holds %s, left unread", path, ", ".join(unread))
     return LoadedCheckpoint(
@@ -138,7 +139,7 @@ def load_checkpoint(
         metrics=opened.manifest.metrics,
         metadata=decode(opened.manifest.metadata, {}, codecs, where="metadata"),
         world_size=opened.manifest.world_size,
-        differences=tuple(fit.lines),
+        differences=differences,
         unread=unread,
     )
 
@@ -277,7 +278,8 @@ def _open(path: Path, manifest: Manifest, objects: Mapping[str, Any], generators
 
 def _compare(opened: _Opened, objects: Mapping[str, Any], left_out: Collection[str], codecs: Sequence[Codec]) -> _Fit:
     """What does not fit, in words, and what to call to load the rest, in the order of the objects."""
-    fit, names = _Fit([], []), parameter_names(objects)
+    fit = _Fit([], [])
+    names, in_parts = parameter_names(objects), names_in_parts(objects)
     for name, value in objects.items():
         entry = opened.manifest.objects.get(name)
         if name in left_out:
@@ -288,12 +290,18 @@ def _compare(opened: _Opened, objects: Mapping[str, Any], left_out: Collection[s
         elif (kind := kind_of(value)) != entry.kind:
             fit.lines.append(f"{name}: a {entry.kind} ({entry.type}) in the checkpoint, a {kind} here")
         else:
-            _compare_one(fit, opened, name, value, names, codecs)
+            _compare_one(fit, opened, name, value, names, in_parts, codecs)
     return fit
 
 
 def _compare_one(
-    fit: _Fit, opened: _Opened, name: str, value: Any, names: Mapping[int, str], codecs: Sequence[Codec]
+    fit: _Fit,
+    opened: _Opened,
+    name: str,
+    value: Any,
+    names: Mapping[int, str],
+    in_parts: Sequence[str] | None,
+    codecs: Sequence[Codec],
 ) -> None:
     entry, tree, tensors = opened.manifest.objects[name], opened.trees[name], opened.tensors[name]
     _check_readable(name, entry, tree, tensors, codecs)
@@ -302,7 +310,7 @@ def _compare_one(
         lines, unfit = compare_model(name, value, entry, tree, tensors)
         fit.loads.append(lambda: load_model(name, value, entry, tree, tensors, codecs, unfit))
     elif entry.kind == "optimizer":
-        lines, unfit = compare_optimizer(name, value, entry, tree, names)
+        lines, unfit = compare_optimizer(name, value, entry, tree, names, in_parts)
         fit.loads.append(lambda: load_optimizer(name, value, tree, tensors, names, codecs, unfit))
     elif not (lines := compare_stateful(name, value, entry)):
         fit.loads.append(lambda: load_stateful(name, value, tree, tensors, codecs))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from accel_state import warn_user
+from accel_state.protocols import Parted
 
 from .boxes import is_sharded, settle
 from .codec import Codec, Encoder, decode
@@ -24,8 +25,9 @@ def capture_model(
     name: str, model: nn.Module, codecs: Sequence[Codec], weights: Mapping[str, Any] | None = None
 ) -> Captured:
     """The model's state_dict, or the weights given in its place, without copying them."""
-    settle(plain_model(model))
-    state = plain_model(model).state_dict() if weights is None else weights
+    inner = plain_model(model)
+    settle(inner)
+    state = inner.state_dict() if weights is None else weights
     bulk: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
     first_by_memory: dict[Any, str] = {}
@@ -52,8 +54,14 @@ def capture_model(
         bulk=bulk,
         side=encoder.tensors,
         aliases=aliases,
-        own=bulk if weights is not None else [key for key, _ in plain_model(model).named_buffers()],
+        own=bulk if weights is not None else [key for key, _ in inner.named_buffers()],
+        whole=(inner.state_names if weights is None else ()) if isinstance(inner, Parted) else None,
     )
+
+
+def join_trees(trees: Sequence[Any]) -> Any:
+    """The JSON part of a model, given those of its parts."""
+    return {field: {key: value for tree in trees for key, value in tree[field].items()} for field in trees[0]}
 
 
 def _entries(entry: ObjectEntry, tree: Any) -> dict[str, TensorEntry | None]:
@@ -66,9 +74,11 @@ def compare_model(
     name: str, model: nn.Module, entry: ObjectEntry, tree: Any, tensors: Mapping[str, Stored]
 ) -> tuple[list[str], set[str]]:
     """Differences in words, and the names that cannot be loaded because their shape or kind differs."""
-    saved, here = _entries(entry, tree), plain_model(model).state_dict()
+    inner = plain_model(model)
+    saved, here = _entries(entry, tree), inner.state_dict()
+    known = {*here, *inner.state_names} if isinstance(inner, Parted) else here
     lines = [f"{name}.{key}: missing in the checkpoint" for key in here if key not in saved]
-    lines += [f"{name}.{key}: only in the checkpoint" for key in saved if key not in here]
+    lines += [f"{name}.{key}: only in the checkpoint" for key in saved if key not in known]
     unfit: set[str] = set()
     for key in here.keys() & saved.keys():
         was, now = saved[key], here[key]
@@ -119,6 +129,8 @@ def load_model(
     here = target.state_dict()
     stored = {key: tensor for key, tensor in tensors.items() if entry.tensors[key].file != STATE_TENSORS_NAME}
     stored |= {alias: stored[first] for alias, first in entry.aliases.items() if first in stored}
+    if isinstance(target, Parted):  # the rest is for other ranks
+        stored = {key: tensor for key, tensor in stored.items() if key in here}
     _warn_of_other_types(name, here, {key: tensor for key, tensor in stored.items() if key not in unfit})
     state: OrderedDict[str, Any] = OrderedDict()
     filled: dict[Any, Tensor] = {}

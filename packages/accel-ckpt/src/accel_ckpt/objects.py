@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from accel_state.errors import CheckpointError
-from accel_state.protocols import Stateful
+from accel_state.protocols import Parted, Stateful
 
 from .boxes import class_of
 from .codec import Codec, Encoder, decode
@@ -31,6 +31,8 @@ class Captured:
         aliases: see `ObjectEntry`.
         shapes: see `ObjectEntry`.
         own: keys of tensors that may differ between ranks, so that rank 0's are saved.
+        whole: None where every rank has all of the object; else this is a part of it, and these are the names that the
+            parts have to make up together (models) or that give them their order (optimizers).
     """
 
     kind: str
@@ -41,11 +43,17 @@ class Captured:
     aliases: Mapping[str, str] = field(default_factory=dict)
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     own: Collection[str] = ()
+    whole: Sequence[str] | None = None
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
         """All of them."""
         return {**self.bulk, **self.side}
+
+    @property
+    def is_part(self) -> bool:
+        """Whether other ranks hold other tensors of the object."""
+        return self.whole is not None
 
 
 def kind_of(value: Any) -> str:
@@ -102,7 +110,8 @@ def plain_model(model: nn.Module) -> nn.Module:
 def type_name(value: Any) -> str:
     """The class's name; of a wrapped model, optimizer or scheduler that of the innermost one."""
     if isinstance(value, nn.Module):
-        return _short(class_of(plain_model(value)))
+        inner = plain_model(value)
+        return _short(inner.model_class if isinstance(inner, Parted) else class_of(inner))
     if hasattr(value, "param_groups"):
         while hasattr(value, "optimizer"):
             value = value.optimizer

@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from accel_state.errors import CheckpointError
+from accel_state.protocols import Parted
 
 from .boxes import is_sharded, settle
 from .codec import MARK, Codec, Encoder, decode
@@ -34,6 +35,16 @@ def parameter_names(objects: Mapping[str, Any]) -> dict[int, str]:
     return names
 
 
+def names_in_parts(objects: Mapping[str, Any]) -> list[str] | None:
+    """What the parameters are called of models that ranks hold in parts; None where there is no such model."""
+    parted = {name: inner for name, value in objects.items() if isinstance(inner := _inner(value), Parted)}
+    return [f"{name}.{key}" for name, model in parted.items() for key in model.state_names] if parted else None
+
+
+def _inner(value: Any) -> Any:
+    return plain_model(value) if isinstance(value, nn.Module) else None
+
+
 def _named(optimizer: Any, names: Mapping[int, str]) -> list[list[tuple[str, Tensor]]]:
     """Each group's parameters with their names; those of no saved model are called by their place."""
     return [
@@ -42,8 +53,18 @@ def _named(optimizer: Any, names: Mapping[int, str]) -> list[list[tuple[str, Ten
     ]
 
 
-def capture_optimizer(name: str, optimizer: Any, names: Mapping[int, str], codecs: Sequence[Codec]) -> Captured:
+def capture_optimizer(
+    name: str,
+    optimizer: Any,
+    names: Mapping[int, str],
+    codecs: Sequence[Codec],
+    in_parts: Sequence[str] | None = None,
+) -> Captured:
     """The optimizer's state_dict with parameters called by name, without copying tensors.
+
+    Args:
+        names: see `parameter_names`.
+        in_parts: see `names_in_parts`; the optimizer is then taken for one in parts too.
 
     Raises:
         CheckpointError: the state_dict has not torch's layout (`state` by number, `param_groups`).
@@ -63,7 +84,32 @@ def capture_optimizer(name: str, optimizer: Any, names: Mapping[int, str], codec
         "rest": encoder.encode(rest, "rest"),
     }
     shapes = {key: shape for group in named for key, p in group if (shape := shared_shape(p)) is not None}
-    return Captured(kind="optimizer", type=type_name(optimizer), tree=tree, bulk=encoder.tensors, shapes=shapes)
+    return Captured(
+        kind="optimizer", type=type_name(optimizer), tree=tree, bulk=encoder.tensors, shapes=shapes, whole=in_parts
+    )
+
+
+def join_trees(trees: Sequence[Any], order: Sequence[str]) -> Any:
+    """The JSON part of an optimizer, given those of its parts, with the first one's hyperparameters.
+
+    Args:
+        order: in which parameters are listed in their groups.
+
+    Raises:
+        CheckpointError: the parts have different numbers of groups.
+    """
+    if len(counts := {len(tree["groups"]) for tree in trees}) > 1:
+        raise CheckpointError(
+            f"the ranks have optimizers of {', '.join(map(str, sorted(counts)))} groups, which should be parts of one: "
+            "give every rank the same groups, empty ones where it has no parameter of them"
+        )
+    place = {name: number for number, name in enumerate(order)}
+    groups = []
+    for parts in zip(*(tree["groups"] for tree in trees), strict=True):
+        members = dict.fromkeys(key for part in parts for key in part["params"])
+        groups.append({**parts[0], "params": sorted(members, key=lambda key: place.get(key, len(place)))})
+    state = {key: fields for tree in reversed(trees) for key, fields in tree["state"].items()}
+    return {**trees[0], "state": state, "groups": groups}
 
 
 def _numbers(
@@ -88,12 +134,14 @@ def _saved_groups(tree: Any) -> list[list[str]]:
 
 
 def compare_optimizer(
-    name: str, optimizer: Any, entry: ObjectEntry, tree: Any, names: Mapping[int, str]
+    name: str, optimizer: Any, entry: ObjectEntry, tree: Any, names: Mapping[int, str], in_parts: Sequence[str] | None
 ) -> tuple[list[str], set[str]]:
     """Differences in words, and the parameters whose state cannot be loaded because their shape differs."""
+    elsewhere = set(in_parts or ()) - set(names.values())  # on other ranks, which compare them
     here_groups = _named(optimizer, names)
     here = {key: p for group in here_groups for key, p in group}
-    saved = {key for group in _saved_groups(tree) for key in group}
+    saved_groups = [set(group) - elsewhere for group in _saved_groups(tree)]
+    saved = set[str]().union(*saved_groups)
     lines = []
     if (now := type_name(optimizer)) != entry.type:
         lines.append(f"{name}: {entry.type} in the checkpoint, {now} here")
@@ -106,8 +154,7 @@ def compare_optimizer(
                 f"{name}: {key}: shape {shape_text(shape)} in the checkpoint, {shape_text(now_shape or ())} here"
             )
             unfit.add(key)
-    same_names = saved == here.keys()
-    if same_names and [set(group) for group in _saved_groups(tree)] != [{k for k, _ in group} for group in here_groups]:
+    if saved == here.keys() and saved_groups != [{k for k, _ in group} for group in here_groups]:
         lines.append(f"{name}: the parameters are grouped differently in the checkpoint")
     return lines, unfit
 

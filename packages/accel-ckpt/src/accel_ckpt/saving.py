@@ -50,7 +50,8 @@ def save_checkpoint(
         directory: becomes the checkpoint. If it exists, the checkpoint in it is replaced at one instant for readers of
             accel; other files in it stay. Foreign readers are only safe with a new directory.
         objects: name -> model, optimizer, or anything with state_dict and load_state_dict. Equal on all ranks but for
-            their generators. The names are what loading goes by.
+            their generators, and for models in parts (`accel_state.protocols.Parted`), whose optimizers are saved
+            with them. The names are what loading goes by.
         step: the number of updates made.
         metrics: numbers that retention may compare.
         metadata: plain values to get back.
@@ -72,7 +73,8 @@ def save_checkpoint(
             `save_on_each_node` other nodes than the one that failed may have committed.
 
     Cost: writes the state once and flushes it to the disk; three object gathers of a few hundred bytes per rank, and of
-    about 100 bytes more per sharded tensor; with `save_on_each_node` of each rank's generators, about 20 KB.
+    about 100 bytes more per sharded tensor, 500 per tensor of an object in parts; with `save_on_each_node` of each
+    rank's generators, about 20 KB.
     """
     save = begin(directory, objects, step, metrics, metadata, codecs, rng, before_write, save_on_each_node)
     world = save.world

@@ -19,7 +19,7 @@ from .manifest import Manifest, ObjectEntry, software_versions
 from .models import capture_model
 from .names import STATE_NAME, model_file, optimizer_file, rng_file
 from .objects import Captured, capture_stateful, check_models, check_objects, kind_of
-from .optimizers import capture_optimizer, parameter_names
+from .optimizers import capture_optimizer, names_in_parts, parameter_names
 from .ranks import World
 from .tensors import write_tensor_files
 
@@ -29,7 +29,7 @@ class Snapshot:
     """Everything that one rank contributes, referring to live tensors.
 
     Args:
-        objects: name -> state; equal on all ranks, written by rank 0.
+        objects: name -> state; equal on all ranks, written by rank 0, but for those in parts.
         files: name -> the file of its bulk tensors, for models and optimizers.
         rng: the generators that this rank writes, encoded, by the rank that has them; empty where none are saved.
         manifest: without files and objects.
@@ -61,7 +61,7 @@ def take_snapshot(
     check_objects(objects)
     if step is not None and (type(step) is not int or step < 0):
         raise CheckpointError(f"step={step!r} is not a count of updates; give an int of at least 0.")
-    names = parameter_names(objects)
+    names, in_parts = parameter_names(objects), names_in_parts(objects)
     captured: dict[str, Captured] = {}
     files: dict[str, str] = {}
     counts = {"model": 0, "optimizer": 0}
@@ -80,7 +80,7 @@ def take_snapshot(
         if kind == "model":
             captured[name] = capture_model(name, value, codecs, instead.get(name))
         else:
-            captured[name] = capture_optimizer(name, value, names, codecs)
+            captured[name] = capture_optimizer(name, value, names, codecs, in_parts)
     manifest = Manifest(
         step=step,
         seed=current_seed(),

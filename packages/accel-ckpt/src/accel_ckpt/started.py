@@ -16,6 +16,7 @@ from .codec import Codec
 from .commit import Staging, discard, open_staging, real_directory
 from .durable import FileEntry
 from .layout import Layout, Plan, assign, layout_of
+from .parts import Part, parts_of, put_together
 from .ranks import World, current_world, together
 from .snapshot import Snapshot, take_snapshot
 
@@ -79,6 +80,7 @@ class _Said:
     target: str = ""
     staged: str = ""  # by the rank that commits
     layout: Layout = field(default_factory=dict)
+    parts: Mapping[str, Part] = field(default_factory=dict)
     rng: Mapping[int, Any] = field(default_factory=dict)  # where one rank writes those of others
 
 
@@ -109,7 +111,12 @@ def begin(
     def capture(said: _Said, instead: Mapping[str, Mapping[str, Any] | None]) -> _Said:
         nonlocal snapshot
         snapshot = take_snapshot(world, objects, step, metrics, metadata, codecs, rng, instead)
-        return replace(said, layout=layout_of(snapshot.objects), rng=snapshot.rng if on_each_node else {})
+        return replace(
+            said,
+            layout=layout_of(snapshot.objects),
+            parts=parts_of(snapshot.objects),
+            rng=snapshot.rng if on_each_node else {},
+        )
 
     try:
         if before_write is None:
@@ -120,7 +127,7 @@ def begin(
         if before_write is not None:
             said = together(world, doing, lambda: capture(said[world.rank], before_write(path)))
         assert snapshot is not None
-        plan = _plan(said, snapshot, said[world.rank].node)
+        snapshot, plan = _plan(said, snapshot, said[world.rank].node)
         if on_each_node:
             every = {rank: state for other in said for rank, state in other.rng.items()}
             snapshot = replace(snapshot, rng=every if staging else {})
@@ -164,11 +171,15 @@ def _of_my_node(said: Sequence[_Said], rank: int) -> tuple[list[int], Path]:
     return ranks, Path(next(said[other].staged for other in ranks if said[other].staged))
 
 
-def _plan(said: Sequence[_Said], snapshot: Snapshot, mine: int) -> Plan:
-    """Who writes what on my node; checked for every node with shards, so that all ranks raise alike."""
-    plans = {}
+def _plan(said: Sequence[_Said], snapshot: Snapshot, mine: int) -> tuple[Snapshot, Plan]:
+    """My snapshot with what the ranks of my node add to it, and who of them writes what.
+
+    Checked for every node with shards or parts, so that all ranks raise alike.
+    """
+    found = {}
     for node in sorted({mine} | {one.node for one in said if one.layout}):
         layouts = {rank: one.layout for rank, one in enumerate(said) if one.node == node}
         main = next(rank for rank in layouts if said[rank].staged)
-        plans[node] = assign(snapshot.objects, snapshot.files, layouts, main)
-    return plans[mine]
+        objects = put_together(snapshot.objects, {rank: said[rank].parts for rank in layouts})
+        found[node] = replace(snapshot, objects=objects), assign(objects, snapshot.files, layouts, main)
+    return found[mine]

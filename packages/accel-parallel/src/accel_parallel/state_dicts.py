@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
-from accel_state.errors import PlanError
-
 from .plan import is_pipelined
 from .repointing import canonical_name
 from .unwrap import extract_model_from_parallel, inside_compiled
+from .whole_tensors import copy_on_cpu, gathered, memory_key
 
 
 def model_has_dtensor(model: nn.Module) -> bool:
@@ -29,19 +28,15 @@ def full_state_dict(model: nn.Module, unwrap: bool = True) -> dict[str, Any]:
         unwrap: False keeps the names that wrappers give.
 
     Returns:
-        Of a sharded model: on rank 0 everything, on the CPU, as copies that training does not change; elsewhere an
-        empty dict. Of others: `model.state_dict()`.
+        Of a sharded or pipelined model: on rank 0 everything, on the CPU, as copies that training does not change, tied
+        weights as one; elsewhere an empty dict. Of others: `model.state_dict()`.
 
-    Raises:
-        PlanError: a rank has only some stages of the model.
-
-    Cost: an all-gather per sharded tensor.
+    Cost: an all-gather per sharded tensor; of a pipelined model each tensor is also sent to rank 0.
     """
     if is_pipelined(model):
-        raise PlanError(
-            "no rank has a pipelined model's whole state: each has that of its stages, by the whole model's names. "
-            "Call model.state_dict() on every rank"
-        )
+        from .pipeline.whole import whole_state
+
+        return whole_state(cast(Any, model))
     flat = inside_compiled(model)
     if isinstance(flat, FullyShardedDataParallel):
         return _whole_of_flat(flat)
@@ -50,13 +45,14 @@ def full_state_dict(model: nn.Module, unwrap: bool = True) -> dict[str, Any]:
     state: dict[str, Any] = model.state_dict()
     if not model_has_dtensor(model):
         return state
-    is_first = dist.get_rank() == 0
-    for name in list(state):
-        value = state.pop(name)
-        whole_value = value.full_tensor() if isinstance(value, DTensor) else value
-        if is_first:
-            state[name] = _copy_on_cpu(whole_value)
-    return state
+    is_main, copies = dist.get_rank() == 0, dict[Any, Tensor]()
+    for name, value in state.items():
+        if isinstance(value, Tensor) and (key := memory_key(value)) not in copies:
+            whole = gathered(value)
+            copies[key] = copy_on_cpu(whole) if is_main else value
+    if not is_main:
+        return {}
+    return {name: copies[memory_key(v)] if isinstance(v, Tensor) else v for name, v in state.items()}
 
 
 def _whole_of_flat(model: FullyShardedDataParallel) -> dict[str, Any]:
@@ -64,16 +60,13 @@ def _whole_of_flat(model: FullyShardedDataParallel) -> dict[str, Any]:
     with FullyShardedDataParallel.summon_full_params(model, writeback=False, rank0_only=True):
         if dist.get_rank() != 0:
             return {}
-        whole = {
-            canonical_name(name): _copy_on_cpu(tensor)
-            for name, tensor in model.named_parameters(remove_duplicate=False)
-        }
+        named = dict(model.named_parameters(remove_duplicate=False))
         for prefix, module in model.named_modules():
             for name, buffer in module.named_buffers(recurse=False):
                 if name not in module._non_persistent_buffers_set:  # noqa: SLF001 - kept nowhere else
-                    whole[canonical_name(f"{prefix}.{name}" if prefix else name)] = _copy_on_cpu(buffer)
-    return whole
-
-
-def _copy_on_cpu(value: Any) -> Any:
-    return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
+                    named[f"{prefix}.{name}" if prefix else name] = buffer
+        copies: dict[Any, Tensor] = {}
+        for tensor in named.values():
+            if (key := memory_key(tensor)) not in copies:
+                copies[key] = copy_on_cpu(tensor)
+        return {canonical_name(name): copies[memory_key(tensor)] for name, tensor in named.items()}

@@ -137,7 +137,9 @@ class Accelerator(Facts):
         self.ao_recipe_handler: AORecipeKwargs | None = self.policy.recipe_of("AO")
         self.te_recipe_handler: TERecipeKwargs | None = self.policy.recipe_of("TE")
         self.msamp_recipe_handler = None  # MS-AMP is no longer published: its recipe is refused
-        self.scaler = self.policy.scaler(self.device.type, self.scaler_handler)
+        self.scaler = self.policy.scaler(
+            self.device.type, self.scaler_handler, sharded=parallelism.hides_overflows(choice)
+        )
         self.origins = {
             "mixed_precision": resolve("mixed_precision", mixed_precision).origin,
             "gradient_accumulation_steps": (
@@ -307,9 +309,12 @@ class Accelerator(Facts):
     def unwrap_model(
         self, model: nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True
     ) -> nn.Module:
-        """The user's model inside a prepared one, which keeps working: see `extract_model_from_parallel`."""
-        unwrapped: nn.Module = accel_parallel.extract_model_from_parallel(model, keep_fp32_wrapper, keep_torch_compile)
-        return unwrapped
+        """The user's model inside a prepared one, which keeps working: see `extract_model_from_parallel`.
+
+        Raises:
+            PlanError: a pipelined model, which no rank has as a whole.
+        """
+        return preparing.unwrap_model(model, keep_fp32_wrapper, keep_torch_compile)
 
     def register_forward_method(self, model: nn.Module, method_name: str) -> None:
         """Make another method of a prepared model run as forward does: under autocast, and its gradients reduced.
@@ -327,7 +332,7 @@ class Accelerator(Facts):
         preparing.register_forward_method(self, model, method_name)
 
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Tensor]:
-        """The model's whole state; of a sharded model on rank 0 alone, elsewhere it is empty. Every rank calls it.
+        """The model's whole state; of a sharded or pipelined model on rank 0 alone, elsewhere empty. Every rank calls it.
 
         Args:
             unwrap: False keeps the names that wrappers give.
@@ -580,13 +585,7 @@ class Accelerator(Facts):
         Raises:
             CheckpointError: it could not be written; the weights that were there are intact.
         """
-        accel_ckpt.save_model(
-            self.unwrap_model(model, keep_torch_compile=False),
-            save_directory,
-            max_shard_size,
-            safe_serialization,
-            save_on_each_node=self.project_configuration.save_on_each_node,
-        )
+        checkpoints.save_model(self, model, save_directory, max_shard_size, safe_serialization)
 
     def save(self, obj: Any, f: str | os.PathLike[str], safe_serialization: bool = False) -> None:
         """Write any object to a file, once, wholly or not at all. Every rank calls it.

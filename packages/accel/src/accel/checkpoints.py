@@ -18,6 +18,8 @@ from accel_state.protocols import Stateful
 from .torch_files import beside_torch_files, load_beside_torch_files, load_torch_files, torch_files
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from accel_ckpt import Checkpointer, SaveHandle
 
     from .accelerator import Accelerator
@@ -46,7 +48,6 @@ def everything(accelerator: Accelerator) -> dict[str, Any]:
     Names are the class's and an ordinal, so that they stay when other objects come or go.
     """
     registry = accelerator.registry
-    refuse_stages(registry.models)
     prepared = accel_parallel.Prepared(
         models=tuple(registry.models), optimizers=tuple(registry.optimizers), schedulers=tuple(registry.schedulers)
     )
@@ -60,17 +61,17 @@ def everything(accelerator: Accelerator) -> dict[str, Any]:
     return {**objects, "trackers": accelerator.tracker_set, "accelerator": Counters(accelerator)}
 
 
-def refuse_stages(models: Iterable[Any]) -> None:
-    """Refuse models of which each rank of a pipeline has only some stages.
+def refuse_torch_files(models: Iterable[Any]) -> None:
+    """Refuse the peer's files for models of which each rank of a pipeline has only some stages.
 
     Raises:
         CheckpointError: there is one.
     """
     if any(accel_parallel.is_pipelined(model) for model in models):
         raise CheckpointError(
-            "checkpoints of pipelines (pp_size above 1) cannot be written or read yet: each rank has other parameters. "
-            "Way out: every rank saves its model.state_dict() to a file of its own, whose names are those of the whole "
-            "model"
+            "the peer's files, which number parameters, cannot be written or read by a pipeline (pp_size above 1), of "
+            "which each rank has other parameters. Way out: save_state() without safe_serialization=False and `accel "
+            "ckpt convert`; or load them on one process, save_state() there, and load that"
         )
 
 
@@ -117,6 +118,7 @@ def save_state(
     before_write = accelerator.state_hooks.before_write(_names(objects))
     options: dict[str, Any] = {"before_write": before_write}
     if not safe_serialization:
+        refuse_torch_files(accelerator.registry.models)
         options = {"before_commit": torch_files(accelerator, _names(objects), before_write)}
         objects = beside_torch_files(objects)
     if not project.automatic_checkpoint_naming:
@@ -148,6 +150,28 @@ def save_state(
     saved = checkpointer.save(project.iteration, blocking=blocking, **options, **objects)
     project.iteration += 1
     return saved if isinstance(saved, accel_ckpt.SaveHandle) else os.fspath(saved)
+
+
+def save_model(
+    accelerator: Accelerator,
+    model: nn.Module,
+    directory: str | os.PathLike[str],
+    max_shard_size: int | str,
+    safe_serialization: bool,
+) -> None:
+    """Write a model's weights for any reader; those of a sharded or pipelined one are gathered on rank 0 before.
+
+    Raises:
+        CheckpointError: it could not be written, or each node should write what rank 0 alone has.
+    """
+    accel_ckpt.save_model(
+        accel_parallel.extract_model_from_parallel(model, keep_torch_compile=False),
+        directory,
+        max_shard_size,
+        safe_serialization,
+        save_on_each_node=accelerator.project_configuration.save_on_each_node,
+        weights=accel_parallel.full_state_dict(model),
+    )
 
 
 def wait_for_saves(accelerator: Accelerator) -> None:
@@ -191,6 +215,8 @@ def load_state(
 def _load_directory(accelerator: Accelerator, strict: bool, directory: str | os.PathLike[str]) -> None:
     """Load one checkpoint, whoever wrote it in whichever form."""
     objects, kind = everything(accelerator), _agreed(accelerator, _kind_of(directory), directory)
+    if "accelerate" in kind or "torch files" in kind:
+        refuse_torch_files(accelerator.registry.models)
     if kind == "accelerate":
         load_torch_files(accelerator, directory, strict)
     elif kind == "ours with torch files":

@@ -68,10 +68,11 @@ def choose(fsdp_plugin: Any, torch_tp_plugin: Any, parallelism_config: Any, mixe
                 "parallelism_config with sp_backend='deepspeed': DeepSpeed's engine does not exist yet. Way out: "
                 "sp_backend='native', which shares sequences in the same way"
             )
-        if parallelism_config.pp_enabled and mixed_precision in ("fp16", "fp8"):
+        if parallelism_config.pp_enabled and mixed_precision == "fp8":
             raise SettingError(
-                f"mixed_precision={mixed_precision!r} with pp_size={parallelism_config.pp_size}: stages would not know "
-                "of each other's overflows and scales. Use 'bf16'"
+                f"mixed_precision='fp8' with pp_size={parallelism_config.pp_size}: transformer-engine "
+                "agrees on scales over all ranks as if each had the same layers, and torchao's layers were not shown to be "
+                "right inside stages. Use 'bf16' or 'fp16'"
             )
         fsdp_plugin = _with_sharding(fsdp_plugin, parallelism_config)
     if fsdp_plugin is not None and mixed_precision in ("fp16", "bf16") and fsdp_plugin.mixed_precision_policy is None:
@@ -101,6 +102,12 @@ def _computing_in(plugin: FullyShardedDataParallelPlugin, precision: str) -> Ful
     if plugin.fsdp_version == 2:
         plugin.mixed_precision_policy = dataclasses.replace(plugin.mixed_precision_policy, output_dtype=None)
     return plugin
+
+
+def hides_overflows(choice: Choice) -> bool:
+    """Whether plain gradients differ between ranks, so that one rank's overflow is not in those of the others."""
+    is_pipelined = choice.config is not None and choice.config.pp_enabled
+    return is_pipelined or (choice.fsdp is not None and choice.fsdp.fsdp_version == 1)
 
 
 def build_mesh(config: ParallelismConfig | None, state: AcceleratorState) -> Any:

@@ -17,7 +17,7 @@ import accel_data
 import accel_parallel
 import accel_precision
 import accel_state
-from accel_state.errors import SettingError
+from accel_state.errors import PlanError, SettingError
 
 from .parallelism import batch_transform
 
@@ -195,6 +195,21 @@ def prepare_model(
     prepared = accelerator.engine.prepare_model(model, plan)
     accelerator.registry.models.append(prepared)
     return prepared
+
+
+def unwrap_model(model: nn.Module, keep_fp32_wrapper: bool, keep_torch_compile: bool) -> nn.Module:
+    """The user's model inside a prepared one.
+
+    Raises:
+        PlanError: no rank has it.
+    """
+    if accel_parallel.is_pipelined(model):
+        raise PlanError(
+            "unwrap_model cannot give back a pipelined model, of which this rank has only some stages (model.stages). "
+            "The whole state is what get_state_dict(model) gives on rank 0, and save_model(model, directory) writes"
+        )
+    unwrapped: nn.Module = accel_parallel.extract_model_from_parallel(model, keep_fp32_wrapper, keep_torch_compile)
+    return unwrapped
 
 
 def forward_backward(

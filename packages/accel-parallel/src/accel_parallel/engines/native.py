@@ -178,6 +178,8 @@ class NativeEngine:
             self.backward(loss, num_items=num_items)
             return loss.detach()
         stages = cast(Any, model)
+        if self.scaler is not None:  # also on ranks that see no loss, so that their scale is that of the last stage
+            self.scaler.scale(torch.ones((), device=self.context.device))
         run = functools.partial(stages.forward_backward, args, kwargs, target, loss_function)
         if num_items is None:
             scaled, parts = self._scaled_by_steps(), stages.num_microbatches

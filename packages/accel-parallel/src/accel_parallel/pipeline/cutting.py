@@ -117,7 +117,8 @@ def cut_chain(model: nn.Module, config: PipelineConfig, num_stages: int, wanted:
     """The wanted stages of a chain, balanced by their numbers of parameters.
 
     Raises:
-        PlanError: fewer layers than stages, or a parameter that layers of two stages share.
+        PlanError: fewer layers than stages, a parameter that layers of two stages share, or one that the schedule
+            cannot train.
     """
     layers = chain_of(model, config)
     if len(layers) < num_stages:
@@ -129,6 +130,7 @@ def cut_chain(model: nn.Module, config: PipelineConfig, num_stages: int, wanted:
     runs = balanced_runs(sizes, num_stages)
     stages = [Chain([layers[index] for index in run]) for run in runs]
     require_own_parameters(stages)
+    require_what_schedule_needs(stages, config)
     return [stages[index] for index in wanted]
 
 
@@ -149,6 +151,39 @@ def require_own_parameters(stages: Sequence[nn.Module]) -> None:
         raise PlanError(
             f"{'; '.join(shared)}: a parameter that is shared across stages would get a part of its gradient on each. "
             "Untie it, or cut so that one stage holds all its users."
+        )
+
+
+def require_what_schedule_needs(stages: Sequence[nn.Module], config: PipelineConfig) -> None:
+    """The zero-bubble schedules compute gradients of inputs and of parameters apart, and torch's way to do that frees a
+    parameter's graph at its first use.
+
+    Raises:
+        PlanError: such a schedule, and a parameter that has two uses in a stage.
+    """
+    if "zero_bubble" not in config.schedule:
+        return
+    for stage in stages:
+        first: dict[int, str] = {}
+        for name, parameter in stage.named_parameters(remove_duplicate=False):
+            if (other := first.setdefault(id(parameter), name)) != name:
+                raise PlanError(
+                    f"{other} and {name} are one parameter, of which torch's {config.schedule!r} cannot compute the "
+                    "gradient: use schedule='interleaved_1f1b', or untie them."
+                )
+
+
+def require_known_names(stages: Sequence[nn.Module], names: Collection[str]) -> None:
+    """Parameters of stages have the names that they have in the whole model, or checkpoints would not fit it.
+
+    Raises:
+        PlanError: names those that have others.
+    """
+    known = set(names)
+    if other := [name for stage in stages for name, _ in stage.named_parameters() if name not in known]:
+        raise PlanError(
+            f"stages have parameters that the model does not: {', '.join(other[:5])}. Let make_stage keep the model's "
+            "own names."
         )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -50,6 +51,7 @@ class PipelinedModel(nn.Module):
         device: of this rank.
         group: the ranks of the pipeline.
         model_class: of the whole model.
+        state_names: all names of the whole model's state, in its order.
         traced: torch's description of a traced model, whose stages exchange more than one tensor.
     """
 
@@ -61,6 +63,7 @@ class PipelinedModel(nn.Module):
         device: torch.device,
         group: dist.ProcessGroup,
         model_class: type,
+        state_names: Sequence[str],
         traced: Any = None,
     ) -> None:
         super().__init__()
@@ -68,6 +71,8 @@ class PipelinedModel(nn.Module):
         self.stage_indices = list(stages)
         self.num_stages, self.config, self.device, self.group = num_stages, config, device, group
         self.model_class, self._traced = model_class, traced
+        self.state_names = tuple(state_names)
+        self._place = {name: number for number, name in enumerate(self.state_names)}
         self._schedules: dict[Any, Any] = {}
         self._loss_function: LossFunction = _as_it_is  # type: ignore[assignment]
         self._transform: Callable[[Tensor], Tensor] = _as_it_is
@@ -200,9 +205,14 @@ class PipelinedModel(nn.Module):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """This rank's parameters by their names in the whole model."""
-        for stage in self._bare():
-            yield from stage.named_parameters(prefix, recurse, remove_duplicate)
+        """This rank's parameters by their names in the whole model, a tied one by the first that it has there."""
+        found = [pair for stage in self._bare() for pair in stage.named_parameters("", recurse, False)]
+        found.sort(key=lambda pair: self._place.get(pair[0], len(self._place)))
+        seen: set[nn.Parameter] = set()
+        for name, parameter in found:
+            if parameter not in seen or not remove_duplicate:
+                seen.add(parameter)
+                yield f"{prefix}.{name}" if prefix else name, parameter
 
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
@@ -212,8 +222,14 @@ class PipelinedModel(nn.Module):
             yield from stage.named_buffers(prefix, recurse, remove_duplicate)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
-        """This rank's part of the whole model's state."""
-        return {name: value for stage in self._bare() for name, value in stage.state_dict(*args, **kwargs).items()}
+        """This rank's part of the whole model's state, without what tracing added to it."""
+        states = [stage.state_dict(*args, **kwargs) for stage in self._bare()]
+        items = [item for state in states for item in state.items() if item[0] in self._place]
+        whole: OrderedDict[str, Any] = OrderedDict(sorted(items, key=lambda item: self._place[item[0]]))
+        whole._metadata = {  # type: ignore[attr-defined] # noqa: SLF001 - where modules keep their states' versions
+            prefix: values for state in states for prefix, values in getattr(state, "_metadata", {}).items()
+        }
+        return whole
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load this rank's part of a state of the whole model, or of this part alone.
@@ -221,13 +237,14 @@ class PipelinedModel(nn.Module):
         Raises:
             PlanError: `strict`, and a part of this rank is missing.
         """
+        missing = [name for name in self.state_dict() if name not in state_dict]
+        if missing and strict:
+            raise PlanError(f"the state lacks {', '.join(missing[:5])} of the stages on this rank")
         for stage in self._bare():
-            own = stage.state_dict()
-            missing = [name for name in own if name not in state_dict]
-            if missing and strict:
-                raise PlanError(f"the state lacks {', '.join(missing[:5])} of the stages on this rank")
-            stage.load_state_dict({name: state_dict[name] for name in own if name in state_dict}, strict, assign)
-        return nn.modules.module._IncompatibleKeys([], [])  # noqa: SLF001 - what a module's load_state_dict returns
+            part = OrderedDict((name, state_dict[name]) for name in stage.state_dict() if name in state_dict)
+            part._metadata = getattr(state_dict, "_metadata", {})  # type: ignore[attr-defined] # noqa: SLF001
+            stage.load_state_dict(part, strict=False, assign=assign)
+        return nn.modules.module._IncompatibleKeys(missing, [])  # noqa: SLF001 - what a module's load_state_dict returns
 
     def __getstate__(self) -> dict[str, Any]:
         raise PlanError("a pipelined model holds a part of a model and its connections: save its state_dict() instead")

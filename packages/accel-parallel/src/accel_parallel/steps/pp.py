@@ -50,6 +50,7 @@ class Pipelined:
         pp_mesh = context.mesh["pp"]
         num_ranks, rank = pp_mesh.size(), pp_mesh.get_local_rank()
         count, own = self.config.num_stages(num_ranks), self.config.stages_of(rank, num_ranks)
+        names = tuple(model.state_dict())
         traced: Any = None
         if self.config.example is not None:
             pipe = cutting.trace(model, self.config, count)
@@ -60,8 +61,10 @@ class Pipelined:
             stages = [self.config.make_stage(model, index, count) for index in own]
         else:
             stages = cutting.cut_chain(model, self.config, count, own)
+        cutting.require_known_names(stages, names)
+        cutting.require_what_schedule_needs(stages, self.config)
         held = dict(zip(own, stages, strict=True))
-        made = PipelinedModel(held, count, self.config, context.device, pp_mesh.get_group(), type(model), traced)
+        made = PipelinedModel(held, count, self.config, context.device, pp_mesh.get_group(), type(model), names, traced)
         if axis_size(context, "dp_replicate") > 1 and axis_size(context, "dp_shard") == 1:
             made.replicas = context.mesh["dp_replicate"].get_group()
             for stage in stages:

@@ -1,0 +1,115 @@
+"""Pipelines through the Accelerator: the loop, loss scaling over stages, whole weights, and what is refused."""
+
+import pytest
+
+from accel_state.errors import PlanError, SettingError
+
+
+def test_a_pipeline_trains_as_the_same_script_does_on_one_process(ranks):
+    def body(num_ranks):
+        import torch
+        import torch.nn.functional as F
+        from torch.utils.data import DataLoader, TensorDataset
+
+        from accel import Accelerator
+        from accel.utils import set_seed
+        from accel_parallel import ParallelismConfig, PipelineConfig
+
+        config = ParallelismConfig(pp_size=num_ranks, pp_handler=PipelineConfig(num_microbatches=2))
+        accelerator = Accelerator(cpu=True, parallelism_config=config, gradient_accumulation_steps=2)
+        set_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        data = TensorDataset(torch.randn(16, 4), torch.arange(16) % 3)
+        model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(data, batch_size=4))
+        losses, norms = [], []
+        for batch in loader:
+            with accelerator.accumulate(model):
+                losses.append(accelerator.forward_backward(batch, F.cross_entropy))
+                if accelerator.sync_gradients:
+                    norms.append(accelerator.clip_grad_norm_(model.parameters(), 1.0).item())
+                optimizer.step()
+                optimizer.zero_grad()
+        batch = {"input": torch.ones(4, 4), "labels": torch.zeros(4, dtype=torch.long)}
+        last = accelerator.forward_backward(batch, F.cross_entropy)
+        for wrong in (torch.ones(4), {"input": torch.ones(4, 4)}):
+            with pytest.raises(SettingError, match=r"give a tuple \(arguments\.\.\., target\), or a dict"):
+                accelerator.forward_backward(wrong, F.cross_entropy)
+        if num_ranks > 1:
+            assert "pp" in accelerator.explain()
+            with pytest.raises(PlanError, match=r"unwrap_model cannot give back a pipelined model.*get_state_dict"):
+                accelerator.unwrap_model(model)
+        return [None if loss is None else float(loss) for loss in (*losses, last)], norms
+
+    ((want, want_norms),) = ranks(body, 1, 1)
+    (first, first_norms), (second, second_norms) = ranks(body, 2, 2)
+    assert first == [None] * 5
+    assert second == pytest.approx(want, rel=1e-5)
+    assert first_norms == second_norms == pytest.approx(want_norms, rel=1e-5)
+
+
+def train_scaled(sizes, options):
+    """On a rank: four updates in fp16, of which the third overflows in one layer; what each of them was like."""
+    import torch
+    import torch.nn.functional as F
+
+    from accel import Accelerator
+    from accel.utils import GradScalerKwargs
+    from accel_parallel import ParallelismConfig, PipelineConfig
+    from accel_testkit.nets import chain_net
+    from accel_testkit.training import tokens
+
+    config = ParallelismConfig(**sizes, pp_handler=PipelineConfig(**options))
+    handler = GradScalerKwargs(init_scale=2.0**10, growth_interval=2)
+    accelerator = Accelerator(cpu=True, mixed_precision="fp16", parallelism_config=config, kwargs_handlers=[handler])
+    model = chain_net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    model, optimizer, schedule = accelerator.prepare(model, optimizer, schedule)
+
+    def loss_of(logits, batch):
+        return F.cross_entropy(logits[:, :-1].flatten(0, 1), batch[:, 1:].flatten())
+
+    found = []
+    for update, batch in enumerate(tokens(4)):
+        mine = batch.chunk(config.data_parallel_size)[accelerator.data_parallel_rank]
+        loss = accelerator.forward_backward((mine, mine), loss_of)
+        first = dict(model.named_parameters()).get("0.weight")
+        if update == 2 and first is not None:  # a layer that the first rank of the pipeline has alone
+            gradient = first.grad.to_local() if hasattr(first.grad, "to_local") else first.grad
+            gradient.fill_(float("inf"))
+        norm = accelerator.clip_grad_norm_(model.parameters(), 0.5).item()
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        skipped = accelerator.optimizer_step_was_skipped
+        found.append((None if loss is None else float(loss), norm, skipped, accelerator.scaler.get_scale()))
+    return found, accelerator.get_state_dict(model)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options", "n"),
+    [
+        ({"pp_size": 2}, {"num_microbatches": 2}, 2),
+        ({"pp_size": 2}, {"schedule": "interleaved_zero_bubble"}, 2),
+        ({"pp_size": 2, "dp_replicate_size": 2}, {}, 4),
+        ({"pp_size": 2, "dp_shard_size": 2}, {}, 4),
+    ],
+)
+def test_stages_scale_and_skip_as_one_device_does(ranks, sizes, options, n):
+    """fp16 sums have about three digits, and micro-batches are summed in another order."""
+    ((want, whole),) = ranks(train_scaled, 1, {}, {})
+    assert [skipped for _, _, skipped, _ in want] == [False, False, True, False]
+    assert [scale for *_, scale in want] == [2.0**10, 2.0**11, 2.0**10, 2.0**10]
+    results = ranks(train_scaled, n, sizes, options)
+    for found, _ in results:
+        assert [row[2:] for row in found] == [row[2:] for row in want]
+        norms = [norm for _, norm, *_ in found]
+        assert norms[2] == want[2][1] == float("inf")
+        assert norms == pytest.approx([row[1] for row in want], rel=5e-3)
+    if n == 2:  # elsewhere a loss is of a part of the batch
+        assert [loss for loss, *_ in results[-1][0]] == pytest.approx([row[0] for row in want], rel=5e-3)
+    state = results[0][1]
+    assert list(state) == list(whole)
+    for name, value in whole.items():
+        assert (state[name] - value).abs().max() < 2e-3, name  # after steps of 0.05 and more
