@@ -4,6 +4,8 @@ An environment, ``.cache/engines/NAME``, has a package's wheel and those of the 
 dependencies with all extras, the test runner, and torch by the links of ``tools/dev isolated``. It is made anew when
 its pins or torch change; the wheels are built and installed every time. ``.venv`` never sees these libraries.
 
+Ray's, for the cluster tier, is ``.venv`` with Ray on top.
+
 Runs inside ``.venv``: it needs ``packaging``.
 """
 
@@ -15,7 +17,7 @@ import time
 from pathlib import Path
 
 from devtool.environment import UV, export_pins, install_pins, installer_environment
-from devtool.isolated import build_wheels, install_wheels, link_torch, share
+from devtool.isolated import build_wheels, install_wheels, link_torch, share, site_packages
 from devtool.paths import CACHE, PYTHON, ROOT, must_run, run, say
 from devtool.tests import pytest_command, test_environment
 
@@ -49,16 +51,39 @@ def make_environment(package: str, torch: Path) -> Path:
         export_pins(FOLDER / f"{package}.txt", "--package", package, "--all-extras"),
         export_pins(FOLDER / "test.txt", "--package", "accel-workspace", "--only-group", "test"),
     ]
-    text = json.dumps({"pins": [hashlib.sha256(path.read_bytes()).hexdigest() for path in pins], "torch": str(torch)})
+    text = _fingerprint(pins, torch)
     if not stamp.exists() or stamp.read_text() != text:
         say(f"{package}: making {folder.relative_to(ROOT)} with all its extras (minutes, once)")
-        command = [UV, "venv", "--quiet", "--clear", "--no-config", "--python", PYTHON, folder]
-        must_run(command, env=installer_environment())
-        for requirements in pins:
-            install_pins(python, requirements)
+        _install(folder, pins)
         share(torch, python)
         stamp.write_text(text)
     return python
+
+
+def ray_environment() -> Path:
+    """The interpreter of an environment that has all of ``.venv``, and Ray; made when it is missing or out of date."""
+    folder = FOLDER / "ray"
+    python, stamp = folder / "bin" / "python", folder / "stamp.json"
+    pins = [export_pins(FOLDER / "ray.txt", "--package", "accel-launch", "--extra", "ray")]
+    text = _fingerprint(pins, PYTHON)
+    if not stamp.exists() or stamp.read_text() != text:
+        say(f"making {folder.relative_to(ROOT)} (once)")
+        _install(folder, pins)
+        below = site_packages(PYTHON)
+        (site_packages(python) / "below.pth").write_text(f"import site; site.addsitedir({str(below)!r})\n")
+        stamp.write_text(text)
+    return python
+
+
+def _fingerprint(pins: list[Path], below: Path) -> str:
+    return json.dumps({"pins": [hashlib.sha256(path.read_bytes()).hexdigest() for path in pins], "below": str(below)})
+
+
+def _install(folder: Path, pins: list[Path]) -> None:
+    command = [UV, "venv", "--quiet", "--clear", "--no-config", "--python", PYTHON, folder]
+    must_run(command, env=installer_environment())
+    for requirements in pins:
+        install_pins(folder / "bin" / "python", requirements)
 
 
 def _test(package: str, python: Path, pytest_arguments: list[str]) -> int:

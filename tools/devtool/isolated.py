@@ -130,8 +130,12 @@ def install_wheels(package: str, wheels: dict[str, Path], python: Path) -> None:
 
 def share(torch: Path, python: Path) -> None:
     """Put torch's links and the testkit on an environment's path, last."""
-    site = Path(output_of([python, "-I", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).strip())
-    (site / "shared.pth").write_text(f"{torch}\n{TESTKIT / 'src'}\n")
+    (site_packages(python) / "shared.pth").write_text(f"{torch}\n{TESTKIT / 'src'}\n")
+
+
+def site_packages(python: Path) -> Path:
+    """Where an interpreter's packages lie."""
+    return Path(output_of([python, "-I", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).strip())
 
 
 def check_environment(package: str, python: Path) -> None:

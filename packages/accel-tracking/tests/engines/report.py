@@ -4,6 +4,7 @@ Part `first` begins the run and leaves its state in `state.json`; part `second` 
 line, what the library's own object is.
 """
 
+import faulthandler
 import json
 import math
 import sys
@@ -31,6 +32,7 @@ def second(trackers: TrackerSet) -> None:
 
 
 def main() -> None:
+    faulthandler.dump_traceback_later(200)  # where a library hangs, before the test gives up after 240 s
     name, folder, part, init_kwargs = sys.argv[1:]
     state = Path(folder) / "state.json"
     trackers = TrackerSet(name, folder)
