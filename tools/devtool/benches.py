@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from devtool.isolated import build_wheels, link_torch, make_environment
+from devtool.isolated import build_wheels, link_torch, make_environment, shared_lines
 from devtool.paths import CACHE, ROOT, run
 from devtool.side_environments import side_environment
 
@@ -38,4 +38,4 @@ def run_benches(chosen: list[str], *, as_json: bool, rounds: int | None) -> int:
 
 def _peer_environment(torch: Path) -> Path:
     """The interpreter of the peer's environment."""
-    return side_environment(PEER, torch, ("--package", "accel-workspace", "--only-group", "peer"), text="for the peer")
+    return side_environment(PEER, shared_lines(torch), ("--package", "accel-workspace", "--only-group", "peer"), text="for the peer")

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from devtool.isolated import build_wheels, install_wheels, link_torch
+from devtool.isolated import build_wheels, install_wheels, link_torch, shared_lines
 from devtool.paths import CACHE, ROOT, Command
 from devtool.side_environments import side_environment
 from devtool.tests import test_environment
@@ -69,7 +69,7 @@ def run_clients(chosen: Sequence[str], processes: Sequence[int], write: bool) ->
     """Run clients on both libraries and print a table; returns 1 when accel does worse than the peer anywhere."""
     torch = link_torch()
     selection = ("--package", "accel-workspace", "--only-group", "clients")
-    python = side_environment(FOLDER / "env", torch, selection, text="for libraries on top (minutes, once)")
+    python = side_environment(FOLDER / "env", shared_lines(torch), selection, text="for libraries on top (minutes, once)")
     install_wheels("accel", build_wheels(), python)
     rows = []
     for client in chosen:

@@ -4,6 +4,8 @@ An environment, ``.cache/engines/NAME``, has a package's wheel and those of the 
 dependencies with all extras, the test runner, and torch by the links of ``tools/dev isolated``. It is made anew when
 its pins or torch change; the wheels are built and installed every time. ``.venv`` never sees these libraries.
 
+Ray's, for the cluster tier, is ``.venv`` with Ray on top.
+
 Runs inside ``.venv``: it needs ``packaging``.
 """
 
@@ -12,8 +14,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from devtool.isolated import build_wheels, install_wheels, link_torch
-from devtool.paths import CACHE, run, say
+from devtool.isolated import build_wheels, install_wheels, link_torch, shared_lines, site_packages
+from devtool.paths import CACHE, PYTHON, run, say
 from devtool.side_environments import TEST_GROUP, side_environment
 from devtool.tests import pytest_command, test_environment
 
@@ -43,10 +45,20 @@ def make_environment(package: str, torch: Path) -> Path:
     """The interpreter of a package's environment."""
     return side_environment(
         FOLDER / package,
-        torch,
+        shared_lines(torch),
         ("--package", package, "--all-extras"),
         TEST_GROUP,
         text=f"for {package} with all its extras (minutes, once)",
+    )
+
+
+def ray_environment() -> Path:
+    """The interpreter of an environment that has all of ``.venv``, and Ray."""
+    return side_environment(
+        FOLDER / "ray",
+        f"import site; site.addsitedir({str(site_packages(PYTHON))!r})\n",
+        ("--package", "accel-launch", "--extra", "ray"),
+        text="for Ray (once)",
     )
 
 

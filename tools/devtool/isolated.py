@@ -117,7 +117,7 @@ def make_environment(package: str, wheels: dict[str, Path], torch: Path) -> Path
     for requirements in (pins, tools):
         install_pins(python, requirements)
     install_wheels(package, wheels, python)
-    share(torch, python)
+    (site_packages(python) / "shared.pth").write_text(shared_lines(torch))
     return python
 
 
@@ -128,10 +128,14 @@ def install_wheels(package: str, wheels: dict[str, Path], python: Path) -> None:
     must_run([*command, *(wheels[name] for name in declared_members(package))], env=installer_environment())
 
 
-def share(torch: Path, python: Path) -> None:
-    """Put torch's links and the testkit on an environment's path, last."""
-    site = Path(output_of([python, "-I", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).strip())
-    (site / "shared.pth").write_text(f"{torch}\n{TESTKIT / 'src'}\n")
+def shared_lines(torch: Path) -> str:
+    """What an environment's path has last, as lines of a ``.pth`` file: torch's links and the testkit."""
+    return f"{torch}\n{TESTKIT / 'src'}\n"
+
+
+def site_packages(python: Path) -> Path:
+    """Where an interpreter's packages lie."""
+    return Path(output_of([python, "-I", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).strip())
 
 
 def check_environment(package: str, python: Path) -> None:

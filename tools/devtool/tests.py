@@ -36,7 +36,12 @@ def run_tests(names: list[str], tiers: list[str], pytest_arguments: list[str]) -
         must_run([PYTHON, ROOT / "tools" / "dev", "clients"])
     folders = [name if name in OTHER_TARGETS else f"packages/{name}/tests" for name in names]
     command = [*pytest_command(), "-m", marker_expression(tiers), *folders, *pytest_arguments]
-    become(command, env=test_environment(tiers))
+    environment = test_environment(tiers)
+    if "cluster" in tiers:
+        from devtool.engines import ray_environment
+
+        environment["ACCEL_TEST_RAY_PYTHON"] = str(ray_environment())
+    become(command, env=environment)
 
 
 def pytest_command() -> list[str]:

@@ -65,7 +65,8 @@ def resolve_config(
     checks.check_devices(settings)
     machines.settle_launcher(settings, environ)
     machines.settle_machines(settings, environ)
-    num_gpus = 0 if settings["cpu"].value else checks.count_gpus(settings, environ, count)
+    is_elsewhere = settings["launcher"].value == "ray"  # on machines that Ray knows
+    num_gpus = 0 if settings["cpu"].value or is_elsewhere else checks.count_gpus(settings, environ, count)
     settings["num_processes"] = machines.num_processes(settings, num_gpus, platform)
     machines.check_launcher(settings, platform)
     return LaunchConfig(target, settings)

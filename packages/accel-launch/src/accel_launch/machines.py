@@ -66,9 +66,11 @@ def num_processes(settings: Settings, num_gpus: int, platform: str) -> Resolved:
     """How many processes the whole job has: one per GPU of each machine, or as many as were asked for.
 
     Raises:
-        LaunchError: they cannot be spread evenly, or there are fewer GPUs.
+        LaunchError: they cannot be spread evenly, there are fewer GPUs, or Ray is not told.
     """
     asked, num_machines = settings["num_processes"], settings["num_machines"].value
+    if asked.value is None and settings["launcher"].value == "ray":
+        raise LaunchError(f"{show(settings, 'launcher')}: --num-processes is missing: say how many Ray shall start")
     if asked.value is None:
         why = "--cpu" if settings["cpu"].value else f"{num_gpus or 'no'} GPU{'s' * (num_gpus != 1)} visible"
         each = f" on each of {num_machines} machines" if num_machines > 1 else ""
@@ -80,7 +82,7 @@ def num_processes(settings: Settings, num_gpus: int, platform: str) -> Resolved:
             f"{show(settings, 'num_processes')} cannot be spread evenly over {num_machines} machines: it is the number "
             "of processes on all of them together"
         )
-    if 0 < num_gpus < asked.value // num_machines and settings["launcher"].value not in ("srun", "mpi"):
+    if 0 < num_gpus < asked.value // num_machines and settings["launcher"].value not in ("srun", "mpi", "ray"):
         raise LaunchError(
             f"{show(settings, 'num_processes')}: {num_gpus} GPU{'s are' if num_gpus > 1 else ' is'} visible, and each "
             "process needs its own; ask for fewer, or add --cpu"
@@ -105,6 +107,10 @@ def check_launcher(settings: Settings, platform: str) -> None:
         for key in ("min_machines", "rdzv_conf", "rdzv_id"):
             if settings[key].value:
                 raise LaunchError(f"{show(settings, key)} is for --launcher elastic, and the launcher is {launcher}")
+    if launcher == "ray":
+        for key in ("main_process_ip", "machine_rank", "max_restarts", "gpu_ids"):
+            if settings[key].value not in (None, 0, "all"):
+                raise LaunchError(f"{show(settings, key)}: Ray starts the ranks, once, where it chooses; leave it out")
     if launcher == "mpi" and settings["max_restarts"].value:
         raise LaunchError(f"{show(settings, 'max_restarts')}: mpirun starts processes once; leave it out")
     for key in ("deepspeed_hostfile", "deepspeed_exclusion_filter", "deepspeed_inclusion_filter"):

@@ -11,6 +11,7 @@ from accel_launch.config import LaunchConfig, Target
 from accel_launch.elastic.plan import agent_command
 from accel_launch.environment import shared_environment
 from accel_launch.mpi import find_mpi, mpi_command
+from accel_launch.ray import plan as ray_plan
 from accel_launch.slurm import srun_command
 
 # What another launcher around us may have left; our ranks must not take it for theirs.
@@ -41,8 +42,9 @@ class LaunchPlan(NamedTuple):
     """All processes of this machine, where they meet, and how long they have to end.
 
     `port` is None where a free one is chosen at the start; then no rank's environment holds `MASTER_PORT` yet.
-    `removed` names variables that the processes do not inherit. `agent` is the process of torch elastic that starts the
-    ranks, where it does; their numbers are then those that they will have when all machines come in order.
+    `removed` names variables that the processes do not inherit. `agent` is the process that starts the ranks, where
+    torch elastic or Ray does; their numbers are then those that they will have when all machines come in order, and
+    Ray tells them the rest of their place.
     """
 
     config: LaunchConfig
@@ -89,7 +91,10 @@ class LaunchPlan(NamedTuple):
         if launcher in ("srun", "mpi"):
             by = "srun" if launcher == "srun" else "mpirun"
             return f"{config.value('num_processes')} processes, started by {by}"
-        text = f"{len(self.ranks)} process{'es' * (len(self.ranks) > 1)} on this machine"
+        text = f"{len(self.ranks)} process{'es' * (len(self.ranks) > 1)}"
+        if launcher == "ray":
+            return f"{text}, started by Ray: {ray_plan.describe(config)}"
+        text += " on this machine"
         if num_machines > 1:
             text += f", which is {config.value('machine_rank')} of {num_machines}"
         if config.value("num_processes") > 1:
@@ -128,11 +133,23 @@ def make_plan(
     if launcher == "mpi":
         argv, variables = mpi_command(config, script_command(config.target), shared, mpi())
         return _whole(config, (RankPlan(0, argv, variables),))
+    if launcher == "ray":
+        return _ray_plan(config, environ, shared)
     return _local_plan(config, environ, shared)
 
 
 def _whole(config: LaunchConfig, ranks: tuple[RankPlan, ...]) -> LaunchPlan:
     return LaunchPlan(config, ranks, None, None, (), config.value("grace_s"))
+
+
+def _ray_plan(config: LaunchConfig, environ: Mapping[str, str], shared: dict[str, str]) -> LaunchPlan:
+    argv, world_size = script_command(config.target), config.value("num_processes")
+    told = [{"RANK": str(rank), "ROLE_RANK": str(rank), "WORLD_SIZE": str(world_size)} for rank in range(world_size)]
+    ranks = tuple(RankPlan(rank, argv, (one if world_size > 1 else {}) | shared) for rank, one in enumerate(told))
+    removed = tuple(name for name in TOPOLOGY_VARIABLES if name in environ)
+    agent = RankPlan(0, ray_plan.agent_command(config, argv, shared), {})
+    port = config.value("main_process_port") or None
+    return LaunchPlan(config, ranks, None, port, removed, config.value("grace_s"), agent)
 
 
 def _local_plan(config: LaunchConfig, environ: Mapping[str, str], shared: dict[str, str]) -> LaunchPlan:

@@ -8,6 +8,7 @@ from typing import Any
 
 from accel_launch.config import Target, resolve_config
 from accel_launch.plan import LaunchPlan, make_plan
+from accel_launch.ray.plan import require_ray
 from accel_state.errors import LaunchError
 from accel_state.settings import find_setting
 
@@ -19,10 +20,12 @@ def run_plan(plan: LaunchPlan) -> int:
         0 when all ended well, else the exit code of the rank that failed first, 128 + n where signal n ended it.
 
     Raises:
-        LaunchError: the port is taken, or the command cannot be started.
+        LaunchError: the port is taken, the command cannot be started, or what it needs is not installed.
     """
     if os.name == "nt":
         return _run_one(plan)
+    if plan.config.value("launcher") == "ray":
+        require_ray()
     from accel_launch.spawn.supervisor import supervise
 
     return supervise(plan)

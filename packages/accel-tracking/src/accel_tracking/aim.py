@@ -6,12 +6,13 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from .base import GeneralTracker, on_main_process, opened
+from .base import on_main_process
 from .images import pictures, pillow
+from .library import LibraryTracker
 from .values import mask_secrets, plain, scalar
 
 
-class AimTracker(GeneralTracker):
+class AimTracker(LibraryTracker):
     """Reports to an `aim.Run` in the repository at `logging_dir`.
 
     Args:
@@ -27,28 +28,19 @@ class AimTracker(GeneralTracker):
     timeout_s = 180.0  # the first run of a repository makes its databases
 
     def __init__(self, run_name: str, logging_dir: str | os.PathLike[str] | None = ".", **kwargs: Any) -> None:
-        super().__init__()
-        self.run_name = run_name
+        super().__init__(run_name, **kwargs)
         self.logging_dir = logging_dir
-        self._kwargs = kwargs
-        self._run: Any = None
 
-    @property
-    def tracker(self) -> Any:
-        """The `aim.Run`."""
-        return opened(self._run, self)
-
-    @on_main_process
-    def start(self) -> None:
-        """Begins the run, or goes on with the one that a checkpoint named."""
+    def open_run(self) -> tuple[Any, str]:
+        """Make the `aim.Run`, and the repository's folder."""
         from aim import Run
 
         repo = None if self.logging_dir is None else os.fspath(self.logging_dir)
         if repo is not None and "://" not in repo:
             os.makedirs(repo, exist_ok=True)  # noqa: PTH103  may be a server's address
-        self._run = Run(**{"repo": repo, "run_hash": self.run_id, **self._kwargs})
-        self._run.name = self.run_name
-        self.run_id = self._run.hash
+        run = Run(**{"repo": repo, "run_hash": self.run_id, **self._kwargs})
+        run.name = self.run_name
+        return run, run.hash
 
     @on_main_process
     def store_init_configuration(self, values: Mapping[str, Any]) -> None:
@@ -100,9 +92,6 @@ class AimTracker(GeneralTracker):
             value = shown[0] if len(shown) == 1 else shown
             self.tracker.track(value, name=name, step=step, **options.get("track", {}))
 
-    @on_main_process
-    def finish(self) -> None:
-        """Closes the run."""
-        if self._run is not None:
-            self._run.close()
-            self._run = None
+    def close_run(self, run: Any) -> None:
+        """Close it."""
+        run.close()

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
-from accel_state.errors import TrackerError
 from accel_state.topology import Topology
 
 P = ParamSpec("P")
@@ -42,17 +41,6 @@ def on_main_process(function: Callable[P, R]) -> Callable[P, R | None]:
         return function(*args, **kwargs)
 
     return guarded
-
-
-def opened(library_object: Any, tracker: GeneralTracker) -> Any:
-    """What `start` opened.
-
-    Raises:
-        TrackerError: `start` was not called, or the tracker has finished.
-    """
-    if library_object is None:
-        raise TrackerError(f"the tracker {tracker.name!r} is not open: call start() first, and log before finish()")
-    return library_object
 
 
 class GeneralTracker:

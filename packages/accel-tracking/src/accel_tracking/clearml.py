@@ -6,12 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .base import GeneralTracker, on_main_process, opened
+from .base import on_main_process
 from .images import pictures
+from .library import LibraryTracker
 from .values import flat, mask_secrets, plain, rows_of, scalar
 
 
-class ClearMLTracker(GeneralTracker):
+class ClearMLTracker(LibraryTracker):
     """Reports to a task of ClearML: the one that the script made itself, or a new one.
 
     Args:
@@ -20,35 +21,25 @@ class ClearMLTracker(GeneralTracker):
     """
 
     name = "clearml"
-    requires_logging_directory = False
     requires_package = "clearml"
     patience_s = 0.0  # ClearML takes steps in any order
     timeout_s = 180.0  # closing a task analyses the installed packages
 
     def __init__(self, run_name: str | None = None, **kwargs: Any) -> None:
-        super().__init__()
-        self.run_name = run_name
-        self._kwargs = kwargs
-        self._task: Any = None
+        super().__init__(run_name, **kwargs)
         self._made_here = False
 
-    @property
-    def tracker(self) -> Any:
-        """The `clearml.Task`."""
-        return opened(self._task, self)
-
-    @on_main_process
-    def start(self) -> None:
-        """Takes the script's task, begins one, or goes on with the one that a checkpoint named."""
+    def open_run(self) -> tuple[Any, str]:
+        """Take the script's `clearml.Task`, or make one."""
         from clearml import Task
 
-        self._task = Task.current_task()
-        if self._task is None:
+        task = Task.current_task()
+        if task is None:
             # 0: its steps are ours, not counted on from the last one
             known = {} if self.run_id is None else {"reuse_last_task_id": self.run_id, "continue_last_task": 0}
-            self._task = Task.init(**{"project_name": self.run_name, **known, **self._kwargs})
+            task = Task.init(**{"project_name": self.run_name, **known, **self._kwargs})
             self._made_here = True
-        self.run_id = self._task.id
+        return task, task.id
 
     @on_main_process
     def store_init_configuration(self, values: Mapping[str, Any]) -> None:
@@ -125,12 +116,10 @@ class ClearMLTracker(GeneralTracker):
         title, series = _chart(table_name)
         self.tracker.get_logger().report_table(title=title, series=series, iteration=step, table_plot=rows, **kwargs)
 
-    @on_main_process
-    def finish(self) -> None:
-        """Closes the task, unless the script made it itself."""
-        if self._task is not None and self._made_here:
-            self._task.close()
-        self._task = None
+    def close_run(self, run: Any) -> None:
+        """Close the task, unless the script made it itself."""
+        if self._made_here:
+            run.close()
 
 
 def _chart(name: str) -> tuple[str, str]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .base import GeneralTracker, on_main_process, opened
+from .base import on_main_process
 from .images import pictures, pillow
+from .library import LibraryTracker
 from .values import mask_secrets, plain, rows_of, scalar
 
 
-class CometMLTracker(GeneralTracker):
+class CometMLTracker(LibraryTracker):
     """Reports to an experiment of Comet; `online=False` in `kwargs` writes an archive for `comet upload`.
 
     Args:
@@ -19,30 +20,17 @@ class CometMLTracker(GeneralTracker):
     """
 
     name = "comet_ml"
-    requires_logging_directory = False
     requires_package = "comet_ml"
     patience_s = 0.0  # comet takes steps in any order
     timeout_s = 120.0  # what its end takes at most, by its own word
 
-    def __init__(self, run_name: str, **kwargs: Any) -> None:
-        super().__init__()
-        self.run_name = run_name
-        self._kwargs = kwargs
-        self._experiment: Any = None
-
-    @property
-    def tracker(self) -> Any:
-        """Comet's experiment."""
-        return opened(self._experiment, self)
-
-    @on_main_process
-    def start(self) -> None:
-        """Begins the experiment, or goes on with the one that a checkpoint named."""
+    def open_run(self) -> tuple[Any, str]:
+        """Initialise the `experiment`."""
         import comet_ml
 
         known = {} if self.run_id is None else {"experiment_key": self.run_id, "mode": "get_or_create"}
-        self._experiment = comet_ml.start(**{"project_name": self.run_name, **known, **self._kwargs})
-        self.run_id = self._experiment.get_key()
+        experiment = comet_ml.start(**{"project_name": self.run_name, **known, **self._kwargs})
+        return experiment, experiment.get_key()
 
     @on_main_process
     def store_init_configuration(self, values: Mapping[str, Any]) -> None:
@@ -112,9 +100,6 @@ class CometMLTracker(GeneralTracker):
         columns, data = rows_of(table_name, columns, data, dataframe)
         self.tracker.log_table(f"{table_name}.csv", data, headers=columns or False, **kwargs)
 
-    @on_main_process
-    def finish(self) -> None:
-        """Ends the experiment, which waits for what is not yet sent or written."""
-        if self._experiment is not None:
-            self._experiment.end()
-            self._experiment = None
+    def close_run(self, run: Any) -> None:
+        """End the experiment."""
+        run.end()

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .base import GeneralTracker, on_main_process, opened
+from .base import on_main_process
 from .images import pictures, pillow
+from .library import LibraryTracker
 from .values import mask_secrets, plain, scalar
 
 
-class DVCLiveTracker(GeneralTracker):
+class DVCLiveTracker(LibraryTracker):
     """Writes by `dvclive.Live`: metrics as tables, parameters as YAML, pictures as files.
 
     A run is its folder: one that a checkpoint names goes on there (`resume=True`).
@@ -22,29 +23,21 @@ class DVCLiveTracker(GeneralTracker):
     """
 
     name = "dvclive"
-    requires_logging_directory = False
     requires_package = "dvclive"
 
     def __init__(self, run_name: str | None = None, live: Any = None, **kwargs: Any) -> None:
-        super().__init__()
-        self.run_name = run_name
-        self._kwargs = kwargs
-        self._live = live
+        super().__init__(run_name, **kwargs)
+        self._run = live
 
-    @property
-    def tracker(self) -> Any:
-        """The `dvclive.Live`."""
-        return opened(self._live, self)
-
-    @on_main_process
-    def start(self) -> None:
-        """Opens the folder, or goes on in the one that a checkpoint named."""
-        if self._live is None:
+    def open_run(self) -> tuple[Any, str]:
+        """Make the `dvclive.Live`, unless one was given."""
+        live = self._run
+        if live is None:
             from dvclive import Live
 
             known = {} if self.run_id is None else {"dir": self.run_id, "resume": True}
-            self._live = Live(**{**known, **self._kwargs})
-        self.run_id = self._live.dir
+            live = Live(**{**known, **self._kwargs})
+        return live, live.dir
 
     @on_main_process
     def store_init_configuration(self, values: Mapping[str, Any]) -> None:
@@ -88,9 +81,6 @@ class DVCLiveTracker(GeneralTracker):
             for index, picture in enumerate(pictures(images, dataformats)):
                 live.log_image(f"{folder}/{name}-{index}.png", pillow(picture))
 
-    @on_main_process
-    def finish(self) -> None:
-        """Writes the summary and ends the experiment."""
-        if self._live is not None:
-            self._live.end()
-            self._live = None
+    def close_run(self, run: Any) -> None:
+        """Write the summary and end the experiment."""
+        run.end()

@@ -10,8 +10,9 @@ from typing import Any
 
 from accel_state.errors import TrackerError
 
-from .base import GeneralTracker, on_main_process, opened
+from .base import on_main_process
 from .images import pictures, pillow
+from .library import LibraryTracker
 from .values import flat, mask_secrets, plain, rows_of, scalar
 
 RUN_ID_VARIABLE = "MLFLOW_RUN_ID"
@@ -19,7 +20,7 @@ DATABASE_FILE = "mlflow.db"
 _PARAMS_PER_CALL = 100  # what MLflow's servers take
 
 
-class MLflowTracker(GeneralTracker):
+class MLflowTracker(LibraryTracker):
     """Reports to a run of MLflow.
 
     MLflow's own functions (`mlflow.log_artifact`, …) join the same run: it is named by `MLFLOW_RUN_ID` in this process
@@ -37,7 +38,6 @@ class MLflowTracker(GeneralTracker):
     """
 
     name = "mlflow"
-    requires_logging_directory = False
     requires_package = "mlflow"
     patience_s = 0.0  # MLflow takes steps in any order, and each call is a request
     timeout_s = 120.0  # what its client retries for
@@ -52,23 +52,14 @@ class MLflowTracker(GeneralTracker):
         run_name: str | None = None,
         description: str | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(run_name, tags=tags, nested=nested_run, description=description)
         self.experiment_name = experiment_name
         self.logging_dir = logging_dir
         self.run_id = run_id
-        self.run_name = run_name
-        self._run_kwargs = {"run_name": run_name, "tags": tags, "nested": nested_run, "description": description}
-        self._run: Any = None
         self._client: Any = None
 
-    @property
-    def tracker(self) -> Any:
-        """The `mlflow.ActiveRun`."""
-        return opened(self._run, self)
-
-    @on_main_process
-    def start(self) -> None:
-        """Begins the run, or goes on with the one that a checkpoint named."""
+    def open_run(self) -> tuple[Any, str]:
+        """Start the `mlflow.ActiveRun`, in the experiment that it makes where it is missing."""
         import mlflow
 
         artifacts = None
@@ -84,9 +75,9 @@ class MLflowTracker(GeneralTracker):
             if artifacts is not None and self._client.get_experiment_by_name(self.experiment_name) is None:
                 self._client.create_experiment(self.experiment_name, artifact_location=artifacts)
             mlflow.set_experiment(self.experiment_name)
-        self._run = mlflow.start_run(run_id=self.run_id, **self._run_kwargs)
-        self.run_id = self._run.info.run_id
-        os.environ[RUN_ID_VARIABLE] = self._run.info.run_id
+        run = mlflow.start_run(run_id=self.run_id, run_name=self.run_name, **self._kwargs)
+        os.environ[RUN_ID_VARIABLE] = run.info.run_id
+        return run, run.info.run_id
 
     @on_main_process
     def store_init_configuration(self, values: Mapping[str, Any]) -> None:
@@ -191,13 +182,10 @@ class MLflowTracker(GeneralTracker):
         """Logs the files of a folder as artifacts."""
         self._client.log_artifacts(self.tracker.info.run_id, local_dir, artifact_path)
 
-    @on_main_process
-    def finish(self) -> None:
-        """Ends the run."""
-        if self._run is not None:
-            import mlflow
+    def close_run(self, _run: Any) -> None:
+        """End it, in this process too."""
+        import mlflow
 
-            if os.environ.get(RUN_ID_VARIABLE) == self.run_id:
-                del os.environ[RUN_ID_VARIABLE]
-            mlflow.end_run()
-            self._run = None
+        if os.environ.get(RUN_ID_VARIABLE) == self.run_id:
+            del os.environ[RUN_ID_VARIABLE]
+        mlflow.end_run()

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .base import GeneralTracker, on_main_process, opened
+from .base import on_main_process
 from .images import pictures, pillow
+from .library import LibraryTracker
 from .values import flat, mask_secrets, plain, scalar
 
 
-class SwanLabTracker(GeneralTracker):
+class SwanLabTracker(LibraryTracker):
     """Reports to a run of `swanlab`; `mode="offline"` in `kwargs` or `SWANLAB_MODE` writes it for `swanlab sync`.
 
     A run goes on by its id: with one of a checkpoint it is initialised as `resume="allow"`.
@@ -21,28 +22,15 @@ class SwanLabTracker(GeneralTracker):
     """
 
     name = "swanlab"
-    requires_logging_directory = False
     requires_package = "swanlab"
 
-    def __init__(self, run_name: str, **kwargs: Any) -> None:
-        super().__init__()
-        self.run_name = run_name
-        self._kwargs = kwargs
-        self._run: Any = None
-
-    @property
-    def tracker(self) -> Any:
-        """SwanLab's run."""
-        return opened(self._run, self)
-
-    @on_main_process
-    def start(self) -> None:
-        """Begins the run, or goes on with the one that a checkpoint named."""
+    def open_run(self) -> tuple[Any, str]:
+        """Initialise the `run of swanlab`."""
         import swanlab
 
         known = {} if self.run_id is None else {"id": self.run_id, "resume": "allow"}
-        self._run = swanlab.init(**{"project": self.run_name, **known, **self._kwargs})
-        self.run_id = self._run.id
+        run = swanlab.init(**{"project": self.run_name, **known, **self._kwargs})
+        return run, run.id
 
     @on_main_process
     def store_init_configuration(self, values: Mapping[str, Any]) -> None:
@@ -88,10 +76,3 @@ class SwanLabTracker(GeneralTracker):
             },
             step=step,
         )
-
-    @on_main_process
-    def finish(self) -> None:
-        """Ends the run, which waits for what is not yet sent or written."""
-        if self._run is not None:
-            self._run.finish()
-            self._run = None

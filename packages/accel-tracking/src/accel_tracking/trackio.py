@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .base import GeneralTracker, on_main_process, opened
+from .base import on_main_process
 from .images import pictures
+from .library import LibraryTracker
 from .values import mask_secrets, plain, scalar
 
 
-class TrackioTracker(GeneralTracker):
+class TrackioTracker(LibraryTracker):
     """Reports to a run of `trackio`; the folder is `TRACKIO_DIR`'s.
 
     A run goes on by its name, which is what a checkpoint keeps.
@@ -21,28 +22,15 @@ class TrackioTracker(GeneralTracker):
     """
 
     name = "trackio"
-    requires_logging_directory = False
     requires_package = "trackio"
 
-    def __init__(self, run_name: str, **kwargs: Any) -> None:
-        super().__init__()
-        self.run_name = run_name
-        self._kwargs = kwargs
-        self._run: Any = None
-
-    @property
-    def tracker(self) -> Any:
-        """The `trackio.Run`."""
-        return opened(self._run, self)
-
-    @on_main_process
-    def start(self) -> None:
-        """Begins the run, or goes on with the one that a checkpoint named."""
+    def open_run(self) -> tuple[Any, str]:
+        """Initialise the `trackio.Run`."""
         import trackio
 
         known = {} if self.run_id is None else {"name": self.run_id, "resume": "allow"}
-        self._run = trackio.init(**{"project": self.run_name, **known, **self._kwargs})
-        self.run_id = self._run.name
+        run = trackio.init(**{"project": self.run_name, **known, **self._kwargs})
+        return run, run.name
 
     @on_main_process
     def store_init_configuration(self, values: Mapping[str, Any]) -> None:
@@ -80,10 +68,3 @@ class TrackioTracker(GeneralTracker):
             for index, picture in enumerate(several):
                 shown[name if len(several) == 1 else f"{name}/{index}"] = trackio.Image(picture, **kwargs)
         self.tracker.log(shown, step=step)
-
-    @on_main_process
-    def finish(self) -> None:
-        """Ends the run, which waits for what is not yet written."""
-        if self._run is not None:
-            self._run.finish()
-            self._run = None

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .base import GeneralTracker, on_main_process, opened
+from .base import on_main_process
 from .images import pictures
+from .library import LibraryTracker
 from .values import mask_secrets, plain, rows_of, scalar
 
 
-class WandBTracker(GeneralTracker):
+class WandBTracker(LibraryTracker):
     """Reports to a run of `wandb`; `WANDB_MODE=offline` writes it to `wandb/` for `wandb sync`.
 
     A run goes on by its id: with one of a checkpoint it is initialised as `resume="allow"`.
@@ -21,29 +22,16 @@ class WandBTracker(GeneralTracker):
     """
 
     name = "wandb"
-    requires_logging_directory = False
     requires_package = "wandb"
     timeout_s = 120.0  # `wandb.init` gives up after 90 s by itself
 
-    def __init__(self, run_name: str, **kwargs: Any) -> None:
-        super().__init__()
-        self.run_name = run_name
-        self._kwargs = kwargs
-        self._run: Any = None
-
-    @property
-    def tracker(self) -> Any:
-        """The `wandb.Run`."""
-        return opened(self._run, self)
-
-    @on_main_process
-    def start(self) -> None:
-        """Begins the run, or goes on with the one that a checkpoint named."""
+    def open_run(self) -> tuple[Any, str]:
+        """Initialise the `wandb.Run`."""
         import wandb
 
         known = {} if self.run_id is None else {"id": self.run_id, "resume": "allow"}
-        self._run = wandb.init(**{"project": self.run_name, **known, **self._kwargs})
-        self.run_id = self._run.id
+        run = wandb.init(**{"project": self.run_name, **known, **self._kwargs})
+        return run, run.id
 
     @on_main_process
     def store_init_configuration(self, values: Mapping[str, Any]) -> None:
@@ -107,10 +95,3 @@ class WandBTracker(GeneralTracker):
 
         columns, data = rows_of(table_name, columns, data, dataframe)
         self.tracker.log({table_name: wandb.Table(columns=columns, data=data)}, step=step, **kwargs)
-
-    @on_main_process
-    def finish(self) -> None:
-        """Ends the run, which waits for what is not yet sent or written."""
-        if self._run is not None:
-            self._run.finish()
-            self._run = None

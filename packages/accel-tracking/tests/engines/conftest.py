@@ -51,7 +51,7 @@ def reported(tmp_path: Path) -> Callable[..., Reported]:
                 env=environment,
                 capture_output=True,
                 text=True,
-                timeout=240,
+                timeout=480,
                 check=False,
             )
             output += done.stdout + done.stderr

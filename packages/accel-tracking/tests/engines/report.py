@@ -4,6 +4,7 @@ Part `first` begins the run and leaves its state in `state.json`; part `second` 
 line, what the library's own object is.
 """
 
+import faulthandler
 import json
 import math
 import sys
@@ -11,8 +12,9 @@ from pathlib import Path
 
 import torch
 
-from accel_tracking import TrackerSet
+from accel_tracking import LOGGER_TYPE_TO_CLASS, TrackerSet
 
+LIMIT_S = 420.0
 CONFIG = {"lr": 0.1, "optimizer": {"name": "sgd"}, "folder": Path("a/b"), "note": None, "api_key": "hush"}
 PIXELS_HWC = torch.arange(4 * 5 * 3, dtype=torch.uint8).reshape(4, 5, 3) * 4
 
@@ -31,8 +33,10 @@ def second(trackers: TrackerSet) -> None:
 
 
 def main() -> None:
+    faulthandler.dump_traceback_later(LIMIT_S)  # where a library hangs, before the test gives up
     name, folder, part, init_kwargs = sys.argv[1:]
     state = Path(folder) / "state.json"
+    LOGGER_TYPE_TO_CLASS[name].timeout_s = LIMIT_S  # what is read back has to be complete, however busy the machine is
     trackers = TrackerSet(name, folder)
     if part == "second":
         trackers.load_state_dict(json.loads(state.read_text()))

@@ -25,7 +25,7 @@ import pytest
 pytestmark = [
     pytest.mark.engines,
     pytest.mark.filterwarnings("ignore"),  # the libraries' own, while they read
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1000),
 ]
 
 THIRD = pytest.approx(1 / 3)

@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         code = 128 - failure.exitcode if failure.exitcode < 0 else failure.exitcode
-        _tell({"rank": rank, "local_rank": failure.local_rank, "returncode": failure.exitcode})
+        _tell({"rank": rank, "stream": failure.local_rank, "returncode": failure.exitcode})
         return code
     except SignalException as error:
         return 128 + int(error.sigval)

@@ -53,9 +53,9 @@ def supervise(plan: LaunchPlan) -> int:
 def _kind_of_run(plan: LaunchPlan) -> type[Run]:
     if plan.agent is None:
         return Run
-    from accel_launch.elastic.supervisor import ElasticRun
+    from accel_launch.spawn.agent import AgentRun
 
-    return ElasticRun
+    return AgentRun
 
 
 class Run:

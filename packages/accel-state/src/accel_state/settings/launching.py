@@ -22,7 +22,7 @@ SETTINGS: tuple[Setting, ...] = (
         str,
         "auto",
         "Who starts the processes: ours (spawn) on one machine, torch elastic where there are restarts or several.",
-        choices=("auto", "spawn", "elastic", "srun", "mpi"),
+        choices=("auto", "spawn", "elastic", "srun", "mpi", "ray"),
     ),
     _row(
         "num_cpu_threads_per_process",

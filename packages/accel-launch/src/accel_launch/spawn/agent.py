@@ -1,7 +1,7 @@
-"""One agent of torch elastic under our supervision: streams of each rank, signals, and nobody left behind.
+"""An agent that starts the ranks, torch elastic's or Ray's, under our supervision: their streams, and its end.
 
-The ranks are the agent's children, not ours. So each of them opens the files that it needs through this process's
-entries in /proc: a stream for its output, and the guard's pipe, where it lists its process group.
+The ranks are the agent's, not ours. So it, or each of them, opens the files that they need through this process's
+entries in /proc: a stream for a rank's output, and the guard's pipe, where a rank here lists its process group.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from accel_launch.spawn.report import describe, last_words
 from accel_launch.spawn.supervisor import Run
 
 
-class ElasticRun(Run):
+class AgentRun(Run):
     """The agent of this machine, with its ranks' streams."""
 
     def __init__(self, plan: LaunchPlan, guard: Guard, wakeup: int) -> None:
@@ -26,14 +26,14 @@ class ElasticRun(Run):
         self._results, self._result_writer = os.pipe()
 
     def start(self, port: int | None) -> None:
-        """Start the agent; torch chooses the port."""
+        """Start the agent; the port is its to choose."""
         assert self.plan.agent is not None and port is None
         mine = f"/proc/{os.getpid()}/fd"
         environment = dict(self.plan.agent.environment)
         self.rank_streams = [pair for pair in self.open_streams() if pair is not None]
-        for local_rank, (out, err) in enumerate(self.rank_streams):
-            environment[f"_ACCEL_OUT_{local_rank}"] = f"{mine}/{out.theirs}"
-            environment[f"_ACCEL_ERR_{local_rank}"] = f"{mine}/{err.theirs}"
+        for index, (out, err) in enumerate(self.rank_streams):
+            environment[f"_ACCEL_OUT_{index}"] = f"{mine}/{out.theirs}"
+            environment[f"_ACCEL_ERR_{index}"] = f"{mine}/{err.theirs}"
         environment["_ACCEL_GUARD"] = f"{mine}/{self.guard.writer}"
         environment["_ACCEL_RESULT"] = f"{mine}/{self._result_writer}"
         self.start_child(RankPlan(0, self.plan.agent.command, environment), None)
@@ -46,16 +46,16 @@ class ElasticRun(Run):
         os.close(self._result_writer)
 
     def failure_message(self, blamed: Child) -> str:
-        """Which rank failed first by torch's word, and what it wrote."""
+        """Which rank failed first by the agent's word, and what it wrote."""
         with os.fdopen(self._results, encoding="utf-8") as lines:
             told = [json.loads(line) for line in lines]
         if not told:
             code = blamed.returncode or 0
-            return f"accel launch: the elastic agent ended: {describe(code)}\n" if code < 0 else ""  # else it said so
-        rank, local_rank, returncode = (told[-1][key] for key in ("rank", "local_rank", "returncode"))
+            return f"accel launch: the agent ended: {describe(code)}\n" if code < 0 else ""  # else it said so
+        rank, index, returncode = (told[-1][key] for key in ("rank", "stream", "returncode"))
         world_size = self.plan.config.value("num_processes")
         line = f"accel launch: rank {rank} of {world_size} failed first: {describe(returncode)}"
         words = ""
-        if local_rank < len(self.rank_streams):
-            words = last_words(self.rank_streams[local_rank][1].tail.decode(errors="replace"))
+        if index < len(self.rank_streams):
+            words = last_words(self.rank_streams[index][1].tail.decode(errors="replace"))
         return f"\n{line}\n{words}\n"

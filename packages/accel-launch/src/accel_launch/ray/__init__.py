@@ -1,0 +1,1 @@
+"""Ray as an engine: it places the ranks on the machines of its cluster, and starts them there."""
