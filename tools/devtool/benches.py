@@ -38,4 +38,6 @@ def run_benches(chosen: list[str], *, as_json: bool, rounds: int | None) -> int:
 
 def _peer_environment(torch: Path) -> Path:
     """The interpreter of the peer's environment."""
-    return side_environment(PEER, shared_lines(torch), ("--package", "accel-workspace", "--only-group", "peer"), text="for the peer")
+    return side_environment(
+        PEER, shared_lines(torch), ("--package", "accel-workspace", "--only-group", "peer"), text="for the peer"
+    )

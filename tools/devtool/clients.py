@@ -69,7 +69,9 @@ def run_clients(chosen: Sequence[str], processes: Sequence[int], write: bool) ->
     """Run clients on both libraries and print a table; returns 1 when accel does worse than the peer anywhere."""
     torch = link_torch()
     selection = ("--package", "accel-workspace", "--only-group", "clients")
-    python = side_environment(FOLDER / "env", shared_lines(torch), selection, text="for libraries on top (minutes, once)")
+    python = side_environment(
+        FOLDER / "env", shared_lines(torch), selection, text="for libraries on top (minutes, once)"
+    )
     install_wheels("accel", build_wheels(), python)
     rows = []
     for client in chosen:
