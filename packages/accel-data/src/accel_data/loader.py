@@ -13,7 +13,7 @@ from torch.utils.data.distributed import DistributedSampler
 from accel_state.errors import DataLoaderError
 
 from .adapter import DataLoaderAdapter
-from .position import Cursor
+from .position import Cursor, require_count
 from .prefetch import moved
 from .randomness import checked_kinds
 from .samplers import innermost_sampler
@@ -98,8 +98,7 @@ class DataLoaderShard(DataLoaderAdapter):
 
         They count from the start of the epoch, and use up a loaded position.
         """
-        if num_batches < 0:
-            raise DataLoaderError(f"Cannot skip {num_batches} batches; it has to be at least 0.")
+        require_count(num_batches)
         twin = copy.copy(self)
         twin.skip_batches = self.skip_batches + num_batches
         twin._skips_by_hand = True  # noqa: SLF001  (its own class)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from accel_state.errors import DataStateError
+from accel_state.errors import DataLoaderError, DataStateError
 
 from .digest import SampleDigest
 from .shard_places import ShardPlaces
@@ -20,6 +20,12 @@ _WHOLE_NUMBERS = {"epoch", "length", "num_processes", "num_workers", "seed", "sa
 OrderKind = Literal["fixed", "generator", "seedable", "permutation"]
 """What decides the order of an epoch: nothing (or the sampler itself), a generator's state, (seed, epoch) by way of a
 generator, or (seed, epoch) by way of a `SampleOrder`."""
+
+
+def require_count(num_batches: Any) -> None:
+    """Refuse a number of batches to skip that is no whole number from 0."""
+    if not isinstance(num_batches, int) or num_batches < 0:
+        raise DataLoaderError(f"Cannot skip {num_batches!r} batches; it has to be a whole number of at least 0.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from accel_state.errors import DataLoaderError
 
 from .loader import DataLoaderShard
+from .position import require_count
 from .samplers import SkipBatchSampler
 from .settings import loader_settings
 
@@ -41,12 +42,13 @@ def skip_first_batches(dataloader: DataLoader, num_batches: int = 0) -> DataLoad
         num_batches: this rank's batches to leave out.
 
     Raises:
-        DataLoaderError: a negative number.
+        DataLoaderError: no loader, or no whole number from 0.
     """
+    if not hasattr(dataloader, "dataset"):
+        raise DataLoaderError(f"skip_first_batches takes a DataLoader, and got {dataloader!r}")
     if isinstance(dataloader, DataLoaderShard):
         return dataloader.skipping(num_batches)
-    if num_batches < 0:
-        raise DataLoaderError(f"Cannot skip {num_batches} batches; it has to be at least 0.")
+    require_count(num_batches)
     settings = loader_settings(dataloader)
     if isinstance(dataloader.dataset, IterableDataset):
         return SkipDataLoader(

@@ -13,6 +13,7 @@ from accel_state import GradientState, KwargsHandler
 from accel_state.errors import PlanError, SettingError
 from accel_state.settings import setting
 
+from .arguments import require_models
 from .item_weights import ItemWindow
 from .sync import pause_of
 
@@ -71,6 +72,7 @@ class Accumulation:
         """
         block = self._blocks.get(models)
         if block is None:
+            require_models("accumulate", models)
             block = self._blocks[models] = AccumulationBlock(self.gradient_state, models)
         return block
 

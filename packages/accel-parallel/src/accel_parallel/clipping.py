@@ -12,6 +12,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.utils import clip_grad_value_ as torch_clip_grad_value_
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from accel_parallel.arguments import as_parameters, require_limit
 from accel_state.errors import PlanError
 
 
@@ -39,7 +40,8 @@ def clip_grad_norm_(
 
     Cost: no device sync; for sharded gradients one all-reduce of a scalar per mesh, and one over `stages`.
     """
-    parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    parameters = as_parameters(parameters)
+    require_limit("max_norm", max_norm)
     grads = [p.grad for p in parameters if p.grad is not None]
     norm = norm_of(grads, norm_type, error_if_nonfinite and stages is None, foreach)
     if stages is not None:
@@ -52,8 +54,7 @@ def clip_grad_norm_(
 
 def total_norm(parameters: Tensor | Iterable[Tensor], norm_type: float = 2.0) -> Tensor:
     """The norm that `clip_grad_norm_` would return, without changing anything."""
-    parameters = [parameters] if isinstance(parameters, Tensor) else parameters
-    return norm_of([p.grad for p in parameters if p.grad is not None], norm_type)
+    return norm_of([p.grad for p in as_parameters(parameters) if p.grad is not None], norm_type)
 
 
 def over_stages(norm: Tensor, norm_type: float, stages: dist.ProcessGroup) -> Tensor:
@@ -114,7 +115,8 @@ def flat_model_of(parameters: Sequence[Tensor], models: Iterable[nn.Module]) -> 
 
 def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float, *, foreach: bool | None = None) -> None:
     """Clamp each gradient's entries to [-clip_value, clip_value]."""
-    parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    parameters = as_parameters(parameters)
+    require_limit("clip_value", clip_value)
     for group in _by_mesh(parameters):
         torch_clip_grad_value_(group, clip_value, foreach)
 

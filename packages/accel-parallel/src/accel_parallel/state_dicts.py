@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
+from .arguments import require_models
 from .plan import is_pipelined
 from .repointing import canonical_name
 from .unwrap import extract_model_from_parallel, inside_compiled
@@ -33,6 +34,7 @@ def full_state_dict(model: nn.Module, unwrap: bool = True) -> dict[str, Any]:
 
     Cost: an all-gather per sharded tensor; of a pipelined model each tensor is also sent to rank 0.
     """
+    require_models("get_state_dict", [model])
     if is_pipelined(model):
         from .pipeline.whole import whole_state
 

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from accel_state import warn_user
 from accel_state.errors import PlanError
 
+from .arguments import require_models
 from .plan import is_pipelined
 from .unwrap import inside_compiled, is_compiled_module
 
@@ -61,6 +62,7 @@ def no_sync(*models: nn.Module) -> AbstractContextManager[Any]:
 
     Cost: none; the next backward outside reduces what has accumulated.
     """
+    require_models("no_sync", models)
     pauses = [pause for pause in map(pause_of, models) if pause is not None]
     if not pauses:
         return nullcontext()
@@ -85,6 +87,7 @@ def trigger_sync_in_backward(model: nn.Module) -> Iterator[None]:
 
     Cost: the block's first backward all-reduces all gradients.
     """
+    require_models("trigger_sync_in_backward", [model])
     inner: Any = inside_compiled(model)
     if not isinstance(inner, DistributedDataParallel):
         yield
@@ -112,6 +115,8 @@ def join_uneven_inputs(joinables: Sequence[Any]) -> Iterator[None]:
 
     Cost: one small all-reduce per step tells who is still there.
     """
+    if not isinstance(joinables, list | tuple):
+        raise PlanError(f"join_uneven_inputs takes a list of models, and got {joinables!r}")
     taking_part = [joinable for joinable in joinables if isinstance(joinable, Joinable)]
     if not taking_part or not torch.distributed.is_initialized():
         warn_user(

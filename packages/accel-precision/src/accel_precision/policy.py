@@ -135,8 +135,10 @@ class PrecisionPolicy:
             handler: `AutocastKwargs(enabled=False)` gives a block in full precision, whatever surrounds it.
 
         Raises:
-            PrecisionError: the device cannot compute in this type.
+            PrecisionError: the device cannot compute in this type, or the handler is none.
         """
+        if handler is not None and not isinstance(handler, AutocastKwargs):
+            raise PrecisionError(f"autocast takes an AutocastKwargs, and got {handler!r}")
         enabled = handler is None or handler.enabled
         if self.compute is torch.float32:
             return nullcontext() if enabled else torch.autocast(device_type, enabled=False)

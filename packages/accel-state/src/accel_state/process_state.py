@@ -154,6 +154,8 @@ class PartialState(ProcessFacts):
     def _only_where(self, function: Callable[..., Any] | None, is_here: Callable[[], bool]) -> Callable[..., Any]:
         if function is None:
             return functools.partial(self._only_where, is_here=is_here)
+        if not callable(function):
+            raise TypeError(f"a function is decorated so that it runs on some ranks only, and {function!r} is none")
 
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:

@@ -87,8 +87,13 @@ def profile(handler: ProfileKwargs | None = None, process_index: int = 0) -> Ite
     Args:
         handler: how; None takes the defaults.
         process_index: this rank, for the trace's name.
+
+    Raises:
+        SettingError: the handler is none.
     """
     handler = handler or ProfileKwargs()
+    if not isinstance(handler, ProfileKwargs):
+        raise SettingError(f"profile takes a ProfileKwargs, and got {handler!r}")
     with handler.build() as profiler:
         yield profiler
     if handler.output_trace_dir is not None:

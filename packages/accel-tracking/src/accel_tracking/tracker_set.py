@@ -74,6 +74,8 @@ class TrackerSet:
         """
         if self.trackers:
             raise TrackerError("the trackers are initialised already: finish() them before a second init()")
+        if not isinstance(project_name, str):
+            raise TrackerError(f"project_name={project_name!r} is a {type(project_name).__name__}: give a text")
         if config is not None and not isinstance(config, Mapping):
             raise TrackerError(f"config is a {type(config).__name__}; it has to be a mapping, for example vars(args)")
         arguments = self._check_kwargs(init_kwargs, "init_kwargs")

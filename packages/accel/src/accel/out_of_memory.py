@@ -86,8 +86,8 @@ def find_executable_batch_size(
     """
     if not 0 < smallest_batch_size <= starting_batch_size:
         raise ValueError(
-            f"starting_batch_size={starting_batch_size}, smallest_batch_size={smallest_batch_size}: the smallest has to "
-            "be at least 1 and no more than the first that is tried"
+            f"starting_batch_size={starting_batch_size}, smallest_batch_size={smallest_batch_size}: the smallest has "
+            "to be at least 1 and no more than the first that is tried"
         )
     if function is None:
         return functools.partial(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import accel_parallel
-from accel_state.errors import CheckpointError
+from accel_state.errors import CheckpointError, SettingError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -88,6 +88,8 @@ class StateHooks:
 def _register(hooks: OrderedDict[int, Callable[..., None]], hook: Callable[..., None]) -> RemovableHandle:
     from torch.utils.hooks import RemovableHandle
 
+    if not callable(hook):
+        raise SettingError(f"a hook is a function, and {hook!r} cannot be called")
     handle = RemovableHandle(hooks)
     hooks[handle.id] = hook
     return handle

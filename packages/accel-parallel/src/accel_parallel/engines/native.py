@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from accel_parallel import clipping, item_weights, kept_gradients
+from accel_parallel.arguments import as_parameters, require_limit, require_loss
 from accel_parallel.engines.base import Prepared
 from accel_parallel.meshes import axis_size, data_parallel_size, loss_group, loss_size
 from accel_parallel.optimizer import AcceleratedOptimizer, Scaler
@@ -146,6 +147,7 @@ class NativeEngine:
 
         Cost: gradients are reduced over ranks if the window ends here; with `num_items` also the counts, 4 bytes.
         """
+        require_loss(loss)
         if num_items is None:
             self._scaled_by_steps()(loss).backward(**kwargs)
         else:
@@ -254,14 +256,14 @@ class NativeEngine:
         Raises:
             NotPreparedError: one was not prepared, so nothing is known about its scale.
         """
-        if self.scaler is None:
-            return
         if optimizers is None:
             optimizers = self.optimizers
-        elif isinstance(optimizers, Optimizer):
+        elif not isinstance(optimizers, list | tuple):
             optimizers = [optimizers]
-        for wrapped in [self._wrapped(optimizer) for optimizer in optimizers]:
-            wrapped.unscale_gradients()
+        owners = [self._wrapped(optimizer) for optimizer in optimizers]
+        if self.scaler is not None:
+            for wrapped in owners:
+                wrapped.unscale_gradients()
 
     def _wrapped(self, optimizer: Optimizer) -> AcceleratedOptimizer:
         if isinstance(optimizer, AcceleratedOptimizer):
@@ -286,7 +288,8 @@ class NativeEngine:
         Raises:
             PlanError: a part of the parameters of a model under FSDP version 1.
         """
-        parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        parameters = as_parameters(parameters)
+        require_limit("max_norm", max_norm)
         if not self.gradient_state.sync_gradients:
             return self._norm_so_far(parameters, norm_type)
         self._unscale_owners(parameters)
@@ -298,9 +301,10 @@ class NativeEngine:
 
     def clip_grad_value_(self, parameters: Tensor | Iterable[Tensor], clip_value: float) -> None:
         """Clamp the entries of the gradients of the update that ends here, after unscaling them."""
+        parameters = as_parameters(parameters)
+        require_limit("clip_value", clip_value)
         if not self.gradient_state.sync_gradients:
             return
-        parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         self._unscale_owners(parameters)
         clipping.clip_grad_value_(parameters, clip_value)
 
