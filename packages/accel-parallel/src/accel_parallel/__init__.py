@@ -19,6 +19,60 @@ if TYPE_CHECKING:
     from .context_block import sequence_context as sequence_context
     from .ddp_kwargs import DDPCommunicationHookType as DDPCommunicationHookType
     from .ddp_kwargs import DistributedDataParallelKwargs as DistributedDataParallelKwargs
+    from .dispatch.align import AlignDevicesHook as AlignDevicesHook
+    from .dispatch.attach import attach_align_device_hook as attach_align_device_hook
+    from .dispatch.attach import attach_align_device_hook_on_blocks as attach_align_device_hook_on_blocks
+    from .dispatch.attach import attach_execution_device_hook as attach_execution_device_hook
+    from .dispatch.casting import SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING as SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING
+    from .dispatch.casting import LayerwiseCastingHook as LayerwiseCastingHook
+    from .dispatch.casting import attach_layerwise_casting_hooks as attach_layerwise_casting_hooks
+    from .dispatch.device_maps import check_device_map as check_device_map
+    from .dispatch.device_maps import clean_device_map as clean_device_map
+    from .dispatch.device_maps import extract_submodules_state_dict as extract_submodules_state_dict
+    from .dispatch.device_maps import has_several_devices as has_several_devices
+    from .dispatch.dispatching import cpu_offload as cpu_offload
+    from .dispatch.dispatching import disk_offload as disk_offload
+    from .dispatch.dispatching import dispatch_model as dispatch_model
+    from .dispatch.empty_weights import init_empty_weights as init_empty_weights
+    from .dispatch.empty_weights import init_on_device as init_on_device
+    from .dispatch.hooks import ModelHook as ModelHook
+    from .dispatch.hooks import SequentialHook as SequentialHook
+    from .dispatch.hooks import add_hook_to_module as add_hook_to_module
+    from .dispatch.hooks import remove_hook_from_module as remove_hook_from_module
+    from .dispatch.hooks import remove_hook_from_submodules as remove_hook_from_submodules
+    from .dispatch.module_tensors import align_module_device as align_module_device
+    from .dispatch.module_tensors import get_non_persistent_buffers as get_non_persistent_buffers
+    from .dispatch.module_tensors import has_offloaded_params as has_offloaded_params
+    from .dispatch.module_tensors import named_module_tensors as named_module_tensors
+    from .dispatch.module_tensors import set_module_tensor_to_device as set_module_tensor_to_device
+    from .dispatch.numbers import CustomDtype as CustomDtype
+    from .dispatch.numbers import convert_file_size_to_int as convert_file_size_to_int
+    from .dispatch.numbers import dtype_byte_size as dtype_byte_size
+    from .dispatch.offload_files import OffloadedWeightsLoader as OffloadedWeightsLoader
+    from .dispatch.offload_files import PrefixedDataset as PrefixedDataset
+    from .dispatch.offload_files import load_offloaded_weight as load_offloaded_weight
+    from .dispatch.offload_files import load_offloaded_weights as load_offloaded_weights
+    from .dispatch.offload_files import offload_state_dict as offload_state_dict
+    from .dispatch.offload_files import offload_weight as offload_weight
+    from .dispatch.offload_files import save_offload_index as save_offload_index
+    from .dispatch.planner import get_balanced_memory as get_balanced_memory
+    from .dispatch.planner import infer_auto_device_map as infer_auto_device_map
+    from .dispatch.sizes import calculate_maximum_sizes as calculate_maximum_sizes
+    from .dispatch.sizes import compute_module_sizes as compute_module_sizes
+    from .dispatch.sizes import compute_module_total_buffer_size as compute_module_total_buffer_size
+    from .dispatch.sizes import get_max_layer_size as get_max_layer_size
+    from .dispatch.sizes import get_max_memory as get_max_memory
+    from .dispatch.stored_states import get_module_size_with_ties as get_module_size_with_ties
+    from .dispatch.stored_states import get_state_dict_from_offload as get_state_dict_from_offload
+    from .dispatch.stored_states import get_state_dict_offloaded_model as get_state_dict_offloaded_model
+    from .dispatch.ties import check_tied_parameters_in_config as check_tied_parameters_in_config
+    from .dispatch.ties import check_tied_parameters_on_same_device as check_tied_parameters_on_same_device
+    from .dispatch.ties import find_tied_parameters as find_tied_parameters
+    from .dispatch.ties import id_tensor_storage as id_tensor_storage
+    from .dispatch.ties import retie_parameters as retie_parameters
+    from .dispatch.whole_models import CpuOffload as CpuOffload
+    from .dispatch.whole_models import UserCpuOffloadHook as UserCpuOffloadHook
+    from .dispatch.whole_models import cpu_offload_with_hook as cpu_offload_with_hook
     from .dynamo_plugin import DynamoBackend as DynamoBackend
     from .dynamo_plugin import TorchDynamoPlugin as TorchDynamoPlugin
     from .engines.base import Engine as Engine
@@ -161,5 +215,69 @@ __getattr__, __dir__, __all__ = lazy_exports(
             "compile_regions_fsdp2",
             "compiling_of",
         ],
+        "dispatch.align": ["AlignDevicesHook"],
+        "dispatch.attach": [
+            "attach_align_device_hook",
+            "attach_align_device_hook_on_blocks",
+            "attach_execution_device_hook",
+        ],
+        "dispatch.casting": [
+            "SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING",
+            "LayerwiseCastingHook",
+            "attach_layerwise_casting_hooks",
+        ],
+        "dispatch.device_maps": [
+            "check_device_map",
+            "clean_device_map",
+            "extract_submodules_state_dict",
+            "has_several_devices",
+        ],
+        "dispatch.dispatching": ["cpu_offload", "disk_offload", "dispatch_model"],
+        "dispatch.empty_weights": ["init_empty_weights", "init_on_device"],
+        "dispatch.hooks": [
+            "ModelHook",
+            "SequentialHook",
+            "add_hook_to_module",
+            "remove_hook_from_module",
+            "remove_hook_from_submodules",
+        ],
+        "dispatch.module_tensors": [
+            "align_module_device",
+            "get_non_persistent_buffers",
+            "has_offloaded_params",
+            "named_module_tensors",
+            "set_module_tensor_to_device",
+        ],
+        "dispatch.numbers": ["CustomDtype", "convert_file_size_to_int", "dtype_byte_size"],
+        "dispatch.offload_files": [
+            "OffloadedWeightsLoader",
+            "PrefixedDataset",
+            "load_offloaded_weight",
+            "load_offloaded_weights",
+            "offload_state_dict",
+            "offload_weight",
+            "save_offload_index",
+        ],
+        "dispatch.planner": ["get_balanced_memory", "infer_auto_device_map"],
+        "dispatch.sizes": [
+            "calculate_maximum_sizes",
+            "compute_module_sizes",
+            "compute_module_total_buffer_size",
+            "get_max_layer_size",
+            "get_max_memory",
+        ],
+        "dispatch.stored_states": [
+            "get_module_size_with_ties",
+            "get_state_dict_from_offload",
+            "get_state_dict_offloaded_model",
+        ],
+        "dispatch.ties": [
+            "check_tied_parameters_in_config",
+            "check_tied_parameters_on_same_device",
+            "find_tied_parameters",
+            "id_tensor_storage",
+            "retie_parameters",
+        ],
+        "dispatch.whole_models": ["CpuOffload", "UserCpuOffloadHook", "cpu_offload_with_hook"],
     },
 )

@@ -91,6 +91,18 @@ class NotPreparedError(AccelError, ValueError):
     """An object has to go through `prepare` first."""
 
 
+class DeviceMapError(AccelError, ValueError):
+    """A device map, or a request to put tensors somewhere, does not fit the model or the machine."""
+
+
+class OffloadError(AccelError, RuntimeError):
+    """Offloaded weights cannot be written, read, or used in this way."""
+
+
+class OffloadFolderError(OffloadError, OSError):
+    """A folder of offloaded weights cannot be written, or a file of it cannot be read."""
+
+
 class PrecisionError(AccelError, ValueError):
     """A precision that is unknown or that this hardware cannot run was asked for."""
 
