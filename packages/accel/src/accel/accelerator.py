@@ -509,7 +509,7 @@ class Accelerator:
         preparing.register_forward_method(self, model, method_name)
 
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Tensor]:
-        """The model's whole state; of a sharded or pipelined model on rank 0 alone, elsewhere empty. Every rank calls it.
+        """The model's whole state; of a sharded or pipelined one on rank 0 alone, elsewhere empty. Every rank calls it.
 
         Args:
             unwrap: False keeps the names that wrappers give.
