@@ -82,7 +82,7 @@ def _whole(tensor: Any) -> Any:
 
 
 def _contents(model: nn.Module, optimizer: Any) -> dict[str, Any]:
-    """Everything that this rank has of weights and optimizer state, by the model's names, sharded tensors as a whole."""
+    """All that this rank has of weights and optimizer state, by the model's names, sharded tensors as a whole."""
     found = {f"weight {name}": _whole(value) for name, value in model.state_dict().items()}
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state[parameter].items():

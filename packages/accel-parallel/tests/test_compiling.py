@@ -16,9 +16,11 @@ from accel_parallel import (
     compiling_of,
     extract_model_from_parallel,
     has_compiled_regions,
+    inner_model,
     is_compiled_module,
     single,
 )
+from accel_parallel.steps.activation_checkpointing import is_checkpointed
 from accel_state.errors import PlanError, SettingError
 from accel_testkit.nets import next_token_loss
 from accel_testkit.training import single_truth, tied_net, tokens, train
@@ -99,10 +101,32 @@ def test_one_block_is_compiled_for_all():
     assert Plan([single(), compile_model(backend="eager")]).apply(model, CPU) is model
 
 
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_unwrapped_blocks_run_as_they_were_written(checkpointed):
+    calls = []
+
+    def backend(graph, _inputs):
+        calls.append(graph)
+        return graph.forward
+
+    model = tied_net()
+    steps = [single(), *([activation_checkpointing()] if checkpointed else []), compile_blocks(backend=backend)]
+    Plan(steps).apply(model, CPU)
+    assert extract_model_from_parallel(model) is model and inner_model(model) is model
+    plain = extract_model_from_parallel(model, keep_torch_compile=False)
+    assert type(plain) is type(model) and not has_compiled_regions(plain)
+    assert torch.equal(plain(tokens()[0]), tied_net()(tokens()[0])) and not calls
+    assert [is_checkpointed(block) for block in plain.blocks] == [checkpointed] * 2
+    assert dict(plain.named_parameters()).keys() == dict(model.named_parameters()).keys()
+    assert all(a is b for a, b in zip(plain.parameters(), model.parameters(), strict=True))
+    assert has_compiled_regions(model) and len(model(tokens()[0])) == 8 and calls
+
+
 def test_checkpointed_blocks_are_compiled_with_it():
     model = tied_net()
     plan = Plan([single(), activation_checkpointing(), compile_blocks(backend="aot_eager")])
-    plan.apply(plan.apply(model, CPU), CPU)
+    before = [block.forward for block in plan.apply(model, CPU).blocks]
+    assert [block.forward for block in plan.apply(model, CPU).blocks] == before
     want = tied_net()
     for net in (want, model):
         next_token_loss(net(tokens()[0]), tokens()[0]).backward()

@@ -122,6 +122,29 @@ def test_windows_equal_one_big_batch(ranks, strategy, n, sizes, options):
         assert (got[0][1][name] - value).abs().max() < 1e-6, name
 
 
+def refused_with_ignored(version: int):
+    from accel_parallel import FullyShardedDataParallelPlugin, fsdp1, fully_shard_blocks
+    from accel_state import PartialState
+
+    state = PartialState(cpu=True)
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=1, use_orig_params=True, ignored_modules="0")
+    step = fsdp1(plugin) if version == 1 else fully_shard_blocks(None, ignored=[model[0]])
+    context = PlanContext(device=state.device, world_size=state.num_processes)
+    engine = NativeEngine(Plan([step]), context, gradient_state=GradientState(GradientAccumulationPlugin(num_steps=1)))
+    (prepared,) = engine.prepare(Prepared(models=(model,))).models
+    with pytest.raises(PlanError, match=r"a Linear that FSDP ignores: gradients of weight, bias are not reduced"):
+        engine.backward(prepared(torch.ones(1, 2)).sum(), num_items=1)
+    engine.backward(prepared(torch.ones(1, 2)).sum())
+    model[0].requires_grad_(False)
+    engine.backward(prepared(torch.ones(1, 2)).sum(), num_items=1)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_sums_do_not_go_with_gradients_that_are_not_reduced(ranks, version):
+    ranks(refused_with_ignored, 2, version)
+
+
 def alone(num_steps: int = 2, **options):
     state = GradientState(GradientAccumulationPlugin(num_steps=num_steps))
     engine = NativeEngine(Plan([single()]), PlanContext(device=torch.device("cpu")), gradient_state=state, **options)

@@ -44,7 +44,11 @@ CALLS = {
     "get_tracker": (lambda a: a.get_tracker("wandb"), TrackerError, "asked for: none"),
     "decorator": (lambda a: a.on_main_process(3), TypeError, "3 is none"),
     "forward method": (lambda a: a.register_forward_method(MODEL, "encode"), PlanError, "no method 'encode'"),
-    "forward_backward": (lambda a: a.forward_backward(torch.ones(1), loss_function=torch.sum), SettingError, "prepared models"),
+    "forward_backward": (
+        lambda a: a.forward_backward(torch.ones(1), loss_function=torch.sum),
+        SettingError,
+        "prepared models",
+    ),
     "shard size": (lambda a: a.save_model(MODEL, "x", max_shard_size="5XB"), AccelError, "is not a size"),
     "state dict": (lambda a: a.get_state_dict(3), PlanError, "takes models"),
 }

@@ -144,6 +144,7 @@ if TYPE_CHECKING:
     from .ulysses import ulysses_attention as ulysses_attention
     from .unwrap import extract_model_from_parallel as extract_model_from_parallel
     from .unwrap import has_compiled_regions as has_compiled_regions
+    from .unwrap import inner_model as inner_model
     from .unwrap import is_compiled_module as is_compiled_module
     from .unwrap import is_peft_model as is_peft_model
 
@@ -205,7 +206,13 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "ring": ["Ring", "ring_attention"],
         "ulysses": ["ulysses_attention"],
         "state_dicts": ["full_state_dict", "model_has_dtensor"],
-        "unwrap": ["extract_model_from_parallel", "has_compiled_regions", "is_compiled_module", "is_peft_model"],
+        "unwrap": [
+            "extract_model_from_parallel",
+            "has_compiled_regions",
+            "inner_model",
+            "is_compiled_module",
+            "is_peft_model",
+        ],
         "dynamo_plugin": ["DynamoBackend", "TorchDynamoPlugin"],
         "steps.compiling": [
             "compile_blocks",

@@ -13,7 +13,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from accel_state.errors import PlanError
 
 from .sync import pause_of
-from .unwrap import extract_model_from_parallel, inside_compiled
+from .unwrap import inner_model, inside_compiled
 
 
 def route_method(model: nn.Module, name: str) -> None:
@@ -31,7 +31,7 @@ def route_method(model: nn.Module, name: str) -> None:
 
     Cost: what a forward costs. Every rank has to call the method, as it has to call forward.
     """
-    inner = extract_model_from_parallel(model, keep_torch_compile=False)
+    inner = inner_model(model)
     if not callable(getattr(type(inner), name, vars(inner).get(name))):
         raise PlanError(
             f"{type(inner).__name__} has no method {name!r} that could run through its parallel wrapper: name one of "

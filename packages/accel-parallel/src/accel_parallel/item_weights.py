@@ -74,6 +74,26 @@ _MIXED = (
 )
 
 
+def refuse_unreduced(ignored: Iterable[nn.Module]) -> None:
+    """Refuse trained modules whose gradients ranks keep to themselves.
+
+    Args:
+        ignored: modules that FSDP leaves alone.
+
+    Raises:
+        PlanError: one of them is trained.
+    """
+    for module in ignored:
+        trained = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+        if trained:
+            raise PlanError(
+                f"backward(..., num_items=...) and a {type(module).__name__} that FSDP ignores: gradients of "
+                f"{', '.join(trained[:3])} are not reduced over ranks, so they cannot be those of the mean over all "
+                "ranks' items. Freeze it, let FSDP share it, or pass means without num_items and reduce its gradients "
+                "yourself"
+            )
+
+
 def as_items(num_items: Any, device: torch.device) -> Tensor:
     """A count as a scalar tensor on `device`. A number or a tensor there costs no wait for the device.
 

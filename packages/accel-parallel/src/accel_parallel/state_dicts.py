@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from .arguments import require_models
 from .plan import is_pipelined
 from .repointing import canonical_name
-from .unwrap import extract_model_from_parallel, inside_compiled
+from .unwrap import inner_model, inside_compiled
 from .whole_tensors import copy_on_cpu, gathered, memory_key
 
 
@@ -43,12 +43,12 @@ def full_state_dict(model: nn.Module, unwrap: bool = True) -> dict[str, Any]:
     if isinstance(flat, FullyShardedDataParallel):
         return _whole_of_flat(flat)
     if unwrap:
-        model = extract_model_from_parallel(model, keep_torch_compile=False)
+        model = inner_model(model)
     state: dict[str, Any] = model.state_dict()
     if not model_has_dtensor(model):
         return state
     is_main, copies = dist.get_rank() == 0, dict[Any, Tensor]()
-    for name, value in state.items():
+    for value in state.values():
         if isinstance(value, Tensor) and (key := memory_key(value)) not in copies:
             whole = gathered(value)
             copies[key] = copy_on_cpu(whole) if is_main else value

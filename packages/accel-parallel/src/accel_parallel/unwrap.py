@@ -29,9 +29,30 @@ def _has_compiled_forward(module: nn.Module) -> bool:
     return hasattr(vars(module).get("forward"), "_torchdynamo_orig_callable")
 
 
+def written_forward(module: nn.Module) -> Any:
+    """A module's forward before it was compiled by itself."""
+    forward = module.forward
+    inner = getattr(forward, "_torchdynamo_orig_callable", forward)
+    return getattr(forward, "written", inner)  # the compiler packs what is no plain function into one
+
+
 def inside_compiled(module: Any) -> Any:
     """What was compiled; a module that was not comes back itself."""
     return module._orig_mod if is_compiled_module(module) else module  # noqa: SLF001 - the compiler's only way in
+
+
+def inner_model(model: Any) -> Any:
+    """The user's own object inside wrappers for data parallelism and compilation, never a view of it.
+
+    What a prepared model is known by, and has its parameters' names from.
+    """
+    while True:
+        if is_compiled_module(model):
+            model = inside_compiled(model)
+        elif isinstance(model, DistributedDataParallel | DataParallel | FullyShardedDataParallel):
+            model = model.module
+        else:
+            return model
 
 
 def extract_model_from_parallel(
@@ -45,9 +66,29 @@ def extract_model_from_parallel(
     Args:
         model: prepared or not.
         keep_fp32_wrapper: False gives a view whose forward runs without autocast and output conversion.
-        keep_torch_compile: False leaves the compiled wrapper away too.
+        keep_torch_compile: False leaves the compiled wrapper away too; blocks that were compiled one by one are views
+            that run as they were written.
         recursive: also unwrap submodules that were wrapped.
     """
+    compiled = _last_compiled(model)
+    model = inner_model(model)
+    if not keep_fp32_wrapper:
+        model = _without_autocast(model)
+    if recursive:
+        model = _with_bare_children(model, keep_fp32_wrapper, keep_torch_compile)
+    if not keep_torch_compile:
+        return _without_compiled_regions(model, {}) if has_compiled_regions(model) else model
+    if compiled is None:
+        return model
+    if not keep_fp32_wrapper:
+        compiled = _without_autocast(compiled)
+    if inside_compiled(compiled) is model:
+        return compiled
+    return type(compiled)(model, compiled.dynamo_ctx)
+
+
+def _last_compiled(model: Any) -> Any:
+    """The last compiled wrapper on the way to the user's model; None without one."""
     compiled = None
     while True:
         if is_compiled_module(model):
@@ -55,18 +96,34 @@ def extract_model_from_parallel(
         elif isinstance(model, DistributedDataParallel | DataParallel | FullyShardedDataParallel):
             model = model.module
         else:
-            break
-    if not keep_fp32_wrapper:
-        model = _without_autocast(model)
-    if recursive:
-        model = _with_bare_children(model, keep_fp32_wrapper, keep_torch_compile)
-    if compiled is None or not keep_torch_compile:
-        return model
-    if not keep_fp32_wrapper:
-        compiled = _without_autocast(compiled)
-    if inside_compiled(compiled) is model:
-        return compiled
-    return type(compiled)(model, compiled.dynamo_ctx)
+            return compiled
+
+
+def _without_compiled_regions(model: nn.Module, views: dict[int, nn.Module]) -> nn.Module:
+    """The module, or a view of it where it or a part of it is compiled; a part with two places has one view.
+
+    Args:
+        views: those made so far, by the identity of what they are views of.
+    """
+    if id(model) in views:
+        return views[id(model)]
+    children: dict[str, Any] = vars(model)["_modules"]
+    bare = {
+        name: _without_compiled_regions(inside_compiled(child), views) if child is not None else None
+        for name, child in children.items()
+    }
+    is_compiled = _has_compiled_forward(model)
+    result = model
+    if is_compiled or any(child is not children[name] for name, child in bare.items()):
+        result = object.__new__(type(model))
+        result.__dict__.update(vars(model), _modules=bare)
+    if is_compiled:
+        written = written_forward(model)
+        del result.__dict__["forward"]
+        if getattr(written, "__self__", None) is not model:  # changed by another step before it was compiled
+            result.__dict__["forward"] = written
+    views[id(model)] = result
+    return result
 
 
 def _without_autocast(model: Any) -> Any:

@@ -165,7 +165,7 @@ def save_model(
         CheckpointError: it could not be written, or each node should write what rank 0 alone has.
     """
     accel_ckpt.save_model(
-        accel_parallel.extract_model_from_parallel(model, keep_torch_compile=False),
+        accel_parallel.inner_model(model),
         directory,
         max_shard_size,
         safe_serialization,

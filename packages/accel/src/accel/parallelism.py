@@ -71,8 +71,8 @@ def choose(fsdp_plugin: Any, torch_tp_plugin: Any, parallelism_config: Any, mixe
         if parallelism_config.pp_enabled and mixed_precision == "fp8":
             raise SettingError(
                 f"mixed_precision='fp8' with pp_size={parallelism_config.pp_size}: transformer-engine "
-                "agrees on scales over all ranks as if each had the same layers, and torchao's layers were not shown to be "
-                "right inside stages. Use 'bf16' or 'fp16'"
+                "agrees on scales over all ranks as if each had the same layers, and torchao's were not shown to "
+                "be right inside stages. Use 'bf16' or 'fp16'"
             )
         fsdp_plugin = _with_sharding(fsdp_plugin, parallelism_config)
     if fsdp_plugin is not None and mixed_precision in ("fp16", "bf16") and fsdp_plugin.mixed_precision_policy is None:

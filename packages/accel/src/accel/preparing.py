@@ -186,9 +186,9 @@ def prepare_model(
 ) -> nn.Module:
     """Apply the plan to one model and remember it."""
     _require(is_model(model), model, "prepare_model", "a torch.nn.Module")
-    bare = accel_parallel.extract_model_from_parallel(model, keep_torch_compile=False)
+    bare = accel_parallel.inner_model(model)
     for known in accelerator.registry.models:
-        if accel_parallel.extract_model_from_parallel(known, keep_torch_compile=False) is bare:
+        if accel_parallel.inner_model(known) is bare:
             return known  # prepared already, be it by the wrapper or by what is inside
     place = accelerator.device_placement if device_placement is None else device_placement
     plan = model_plan(accelerator, place=place, evaluation_mode=evaluation_mode)
@@ -240,7 +240,7 @@ def register_forward_method(accelerator: Accelerator, model: nn.Module, name: st
     """Route a method through the model's wrapper, and run it in this run's precision."""
     _require(is_model(model), model, "register_forward_method", "a torch.nn.Module")
     accel_parallel.route_method(model, name)
-    inner = accel_parallel.extract_model_from_parallel(model, keep_torch_compile=False)
+    inner = accel_parallel.inner_model(model)
     accelerator.policy.wrap(inner, accelerator.device.type, handler=accelerator.autocast_handler, method=name)
 
 

@@ -46,9 +46,7 @@ class StateHooks:
             return None
 
         def call(path: Path) -> Mapping[str, Mapping[str, Any] | None]:
-            inner = [
-                accel_parallel.extract_model_from_parallel(model, keep_torch_compile=False) for model in self._models
-            ]
+            inner = [accel_parallel.inner_model(model) for model in self._models]
             states: list[Mapping[str, Any]] = [model.state_dict() for model in inner]
             weights = list(states)
             self._run(self._save, weights, os.fspath(path))
@@ -65,11 +63,7 @@ class StateHooks:
         def call(path: Path) -> Sequence[str]:
             before = list(self._models)
             left = {id(model) for model in self._run(self._load, os.fspath(path))}
-            inner = [
-                accel_parallel.extract_model_from_parallel(m, keep_torch_compile=False)
-                for m in before
-                if id(m) not in left
-            ]
+            inner = [accel_parallel.inner_model(m) for m in before if id(m) not in left]
             return [names[id(model)] for model in inner]
 
         return call
@@ -114,5 +108,5 @@ def _left(weights: Sequence[Mapping[str, Any]], states: Sequence[Mapping[str, An
 
 def _bare(model: nn.Module) -> nn.Module:
     """What the checkpoint knows a prepared model by."""
-    bare: nn.Module = accel_parallel.extract_model_from_parallel(model, keep_torch_compile=False)
+    bare: nn.Module = accel_parallel.inner_model(model)
     return bare

@@ -109,7 +109,4 @@ def _places(accelerator: Accelerator) -> dict[str, Any]:
 
 
 def _bare_models(accelerator: Accelerator) -> list[nn.Module]:
-    return [
-        accel_parallel.extract_model_from_parallel(model, keep_torch_compile=False)
-        for model in accelerator.registry.models
-    ]
+    return [accel_parallel.inner_model(model) for model in accelerator.registry.models]

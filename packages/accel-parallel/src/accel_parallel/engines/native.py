@@ -23,7 +23,7 @@ from accel_parallel.plan import Plan, PlanContext, is_pipelined
 from accel_parallel.repointing import Replacements
 from accel_parallel.scheduler import AcceleratedScheduler, Unit
 from accel_parallel.sync import no_sync
-from accel_parallel.unwrap import class_before_sharding, extract_model_from_parallel, inside_compiled
+from accel_parallel.unwrap import class_before_sharding, inner_model, inside_compiled
 from accel_state import GradientState
 from accel_state.errors import NotPreparedError
 from accel_state.protocols import Stateful
@@ -58,6 +58,7 @@ class NativeEngine:
         self.optimizers: list[AcceleratedOptimizer] = []
         self._replacements = Replacements()
         self._models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._ignored: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # by FSDP
         self._outside = item_weights.ItemWindow(one_per_step=False)
 
     # ---- preparing
@@ -78,6 +79,8 @@ class NativeEngine:
     def prepare_model(self, model: nn.Module, plan: Plan | None = None) -> nn.Module:
         """The model by the engine's plan, or another one. Which parameters were replaced is noted for optimizers."""
         chosen = self.plan if plan is None else plan
+        for step in chosen.steps:
+            self._ignored.update(step.ignored_in(model) if hasattr(step, "ignored_in") else ())
         prepared = self._replacements.follow(model, lambda: chosen.apply(model, self.context))
         self._models.add(inside_compiled(prepared))
         return prepared
@@ -142,7 +145,8 @@ class NativeEngine:
             kwargs: of `Tensor.backward`.
 
         Raises:
-            PlanError: with and without `num_items` in one window, or twice with it in one micro-step of a block.
+            PlanError: with and without `num_items` in one window, or twice with it in one micro-step of a block; with
+                it and trained modules that FSDP ignores.
             SettingError: `num_items` is not a number from 0.
 
         Cost: gradients are reduced over ranks if the window ends here; with `num_items` also the counts, 4 bytes.
@@ -211,6 +215,8 @@ class NativeEngine:
         after they were reduced. A window of one knows it beforehand, and its loss is.
         """
         window = self.gradient_state.window or self._outside
+        if self._reduction[1] is not None:
+            item_weights.refuse_unreduced(self._ignored)
         holds_sums = window.add(item_weights.as_items(num_items, self.context.device))
         scale = (lambda value: value) if self.scaler is None else self.scaler.scale
         if not self.gradient_state.sync_gradients:
@@ -331,7 +337,7 @@ class NativeEngine:
     def state(self, prepared: Prepared) -> Mapping[str, Stateful]:
         """Models without wrappers, optimizers, schedulers and the scaler, each named by its class and ordinal."""
         inner: list[Any] = [
-            *(extract_model_from_parallel(model, keep_torch_compile=False) for model in prepared.models),
+            *(inner_model(model) for model in prepared.models),
             *(getattr(optimizer, "optimizer", optimizer) for optimizer in prepared.optimizers),
             *(getattr(scheduler, "scheduler", scheduler) for scheduler in prepared.schedulers),
         ]

@@ -22,7 +22,7 @@ from torch.distributed.pipelining.stage import build_stage
 
 from accel_parallel.pipeline.config import PipelineConfig
 from accel_parallel.pipeline.replicas import average_gradients
-from accel_parallel.unwrap import extract_model_from_parallel
+from accel_parallel.unwrap import inner_model
 from accel_state.errors import PlanError, SettingError
 
 _SCHEDULES: Mapping[str, Any] = {
@@ -200,7 +200,7 @@ class PipelinedModel(nn.Module):
     # ---- the whole model's names
 
     def _bare(self) -> list[nn.Module]:
-        return [extract_model_from_parallel(stage, keep_torch_compile=False) for stage in self.stages]
+        return [inner_model(stage) for stage in self.stages]
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True

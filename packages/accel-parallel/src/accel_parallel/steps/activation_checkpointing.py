@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from accel_parallel import sharding_units
 from accel_parallel.plan import PlanContext
+from accel_parallel.unwrap import written_forward
 from accel_state.errors import AccelError, SettingError
 
 if TYPE_CHECKING:
@@ -96,8 +97,7 @@ class _Forward(partial[Any]):
 
 def is_checkpointed(block: nn.Module) -> bool:
     """Whether this step changed the block's forward."""
-    forward = vars(block).get("forward")
-    return isinstance(getattr(forward, "_torchdynamo_orig_callable", forward), _Forward)
+    return isinstance(written_forward(block), _Forward)
 
 
 def _run(forward: Callable[..., Any], *args: Any, context_fn: Any, **kwargs: Any) -> Any:

@@ -89,7 +89,11 @@ class CompileBlocks:
 def _compile_in_place(block: nn.Module, options: Mapping[str, Any]) -> None:
     """Its forward alone: hooks of FSDP, which torch.compile cannot look into, stay outside."""
     if not is_compiled_module(block) and not hasattr(block.forward, "_torchdynamo_orig_callable"):
-        block.forward = torch.compile(block.forward, **options)
+        written: Any = block.forward
+        compiled: Any = torch.compile(written, **options)
+        if compiled is not written:  # as with disable=True
+            compiled.written = written  # see `written_forward`
+        block.forward = compiled
 
 
 def keep_names(compiled: Any) -> None:

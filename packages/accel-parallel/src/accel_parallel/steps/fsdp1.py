@@ -62,8 +62,12 @@ class Fsdp1:
             ][:1]
         return complaints
 
+    def ignored_in(self, model: nn.Module) -> list[nn.Module]:
+        """Modules that stay whole on every rank, whose gradients are not reduced."""
+        return self.plugin.ignored_in(model)
+
     def _units(self, model: nn.Module) -> list[nn.Module]:
-        return sharding_units.units(model, self.plugin.policy_for(model), self.plugin.ignored_in(model))
+        return sharding_units.units(model, self.plugin.policy_for(model), self.ignored_in(model))
 
     def apply(self, model: nn.Module, context: PlanContext, /) -> nn.Module:
         """The wrapped model; one that is wrapped already is returned itself."""
