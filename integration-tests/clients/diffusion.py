@@ -32,14 +32,15 @@ noise_scheduler = DDPMScheduler(num_train_timesteps=50)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 schedule = get_cosine_schedule_with_warmup(optimizer, 2, 100)
 images = torch.tensor(load_digits().images[:96], dtype=torch.float32).unsqueeze(1) / 8 - 1
-loader = DataLoader(images, batch_size=8, shuffle=True)
+loader = DataLoader(images, batch_size=8)
 model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
 accelerator.register_for_checkpointing(average)
-set_seed(5, device_specific=True)
+# the noise has a generator of its own: the libraries' loaders draw differently from torch's
+random = torch.Generator().manual_seed(5 + accelerator.process_index)
 seen = []
 for clean in loader:
-    noise = torch.randn_like(clean)
-    steps = torch.randint(0, 50, (len(clean),))
+    noise = torch.randn(clean.shape, generator=random)
+    steps = torch.randint(0, 50, (len(clean),), generator=random)
     with accelerator.accumulate(model):
         predicted = model(noise_scheduler.add_noise(clean, noise, steps), steps, return_dict=False)[0]
         loss = F.mse_loss(predicted, noise)
@@ -55,6 +56,7 @@ weights = digest(accelerator.unwrap_model(model))
 with torch.no_grad():
     for parameter in model.parameters():
         parameter.zero_()
+accelerator.wait_for_everyone()  # the peer's other ranks would read what rank 0 has not written yet
 accelerator.load_state(str(Path(workspace(), "saved")))
 back = digest(accelerator.unwrap_model(model)) == weights
 if accelerator.is_main_process:

@@ -16,7 +16,7 @@ set_seed(11)
 model = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"]))
 optimizer = torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad], lr=1e-2)
 rows = [torch.tensor(row) for row in words(64, 32)]
-model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(rows, batch_size=4, shuffle=True))
+model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(rows, batch_size=4))
 seen = []
 for batch in loader:
     with accelerator.accumulate(model):
