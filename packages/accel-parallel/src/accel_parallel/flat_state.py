@@ -38,20 +38,26 @@ class FlatModel(nn.Module):
 
     def __init__(self, model: FullyShardedDataParallel) -> None:
         super().__init__()
-        self.flat, self.stands_for = [model], model.module  # in a list: it is no part of this module
+        self.flat = [model]  # in a list: it is no part of this module
         self.model_class = class_before_sharding(model.module)
         with _by_parameter(model):
-            state: OrderedDict[str, Any] = model.state_dict()
-        for name, first in _ties_of(model).items():
-            state[name] = state[first]
-        self._state = state
+            self._state: dict[str, Any] = model.state_dict()
+        self._state.update({name: self._state[first] for name, first in _ties_of(model).items()})
+        versions = self._state._metadata  # type: ignore[attr-defined] # noqa: SLF001 - where modules keep theirs
+        versions = {canonical_name(f"{name}.").rstrip("."): version for name, version in versions.items()}
+        self._state._metadata = versions  # type: ignore[attr-defined] # noqa: SLF001
         self._is_loaded = False
 
-    def state_dict(self, *_args: Any, **_kwargs: Any) -> OrderedDict[str, Any]:  # type: ignore[override]
+    @property
+    def stands_for(self) -> nn.Module:
+        """The user's own model."""
+        return self.flat[0].module
+
+    def state_dict(self, *_args: Any, **_kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """The state, sharded tensors as DTensors, tied ones as one."""
         return self._state
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], *_args: Any, **_kwargs: Any) -> None:  # type: ignore[override]
+    def load_state_dict(self, state_dict: Mapping[str, Any], *_args: Any, **_kwargs: Any) -> None:
         """Take a state, or a part of it, for `write_back`."""
         self._state.update((name, value) for name, value in state_dict.items() if name in self._state)
         self._is_loaded = True
