@@ -5,6 +5,7 @@ The network is a plain chain, so that it can be cut into stages, with a weight t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,17 +39,21 @@ class Way:
         sizes: of the mesh's axes; empty for DDP, or a single device.
         pipeline: options of `PipelineConfig`.
         fsdp_version: 0 unless a plugin shares parameters over all ranks.
+        flat: the optimizer of FSDP version 1 trains flat parameters.
     """
 
     ranks: int
     sizes: dict[str, int] = field(default_factory=dict)
     pipeline: dict[str, Any] = field(default_factory=dict)
     fsdp_version: int = 0
+    flat: bool = False
 
 
 WAYS = {
     "single": Way(ranks=1),
     "ddp": Way(ranks=2),
+    "fsdp1": Way(ranks=2, fsdp_version=1),
+    "fsdp1 flat": Way(ranks=4, fsdp_version=1, flat=True),
     "fsdp2": Way(ranks=2, fsdp_version=2),
     "fsdp2 on 4": Way(ranks=4, fsdp_version=2),
     "hsdp": Way(ranks=4, sizes={"dp_replicate_size": 2, "dp_shard_size": 2}),
@@ -81,12 +86,14 @@ def _whole(tensor: Any) -> Any:
     return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().clone()
 
 
-def _contents(model: nn.Module, optimizer: Any) -> dict[str, Any]:
+def _contents(objects: Mapping[str, Any]) -> dict[str, Any]:
     """All that this rank has of weights and optimizer state, by the model's names, sharded tensors as a whole."""
+    model, optimizer = objects["Sequential-0"], objects["AdamW-0"]
     found = {f"weight {name}": _whole(value) for name, value in model.state_dict().items()}
-    for name, parameter in model.named_parameters():
-        for key, value in optimizer.state[parameter].items():
-            found[f"{key} {name}"] = _whole(value)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    in_order = [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
+    for number, fields in optimizer.state_dict()["state"].items():
+        found |= {f"{key} {in_order[number]}": _whole(value) for key, value in fields.items()}
     return found
 
 
@@ -109,8 +116,8 @@ def run(
         FullyShardedDataParallelPlugin,
         ParallelismConfig,
         PipelineConfig,
+        Prepared,
         TorchTensorParallelConfig,
-        extract_model_from_parallel,
     )
 
     config = plugin = None
@@ -118,7 +125,12 @@ def run(
         tp, pp = TorchTensorParallelConfig(plan=_TP_PLAN), PipelineConfig(num_microbatches=4, **way.pipeline)
         config = ParallelismConfig(**way.sizes, tp_handler=tp, pp_handler=pp)
     if way.fsdp_version:
-        policy = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "transformer_cls_names_to_wrap": ["Block"]}
+        policy: dict[str, Any] = {
+            "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "transformer_cls_names_to_wrap": ["Block"],
+        }
+        if way.fsdp_version == 1:
+            policy["use_orig_params"] = not way.flat
         plugin = FullyShardedDataParallelPlugin(fsdp_version=way.fsdp_version, **policy)
     accelerator = Accelerator(
         cpu=True, parallelism_config=config, fsdp_plugin=plugin, step_scheduler_with_optimizer=False
@@ -135,13 +147,13 @@ def run(
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
     model, optimizer, schedule, loader = accelerator.prepare(model, optimizer, schedule, loader)
-    inner = extract_model_from_parallel(model)
+    prepared = Prepared(models=(model,), optimizers=(optimizer,))
     losses: list[float | None] = []
     rates: list[float] = []
     contents: dict[str, Any] = {}
     if not save:
         accelerator.load_state(folder)
-        contents = _contents(inner, optimizer)
+        contents = _contents(accelerator.engine.state(prepared))
     for batch in loader:
         loss = accelerator.forward_backward(batch, _loss)
         rates.append(schedule.get_last_lr()[0])
@@ -152,7 +164,7 @@ def run(
         losses.append(None if loss is None else float(loss))
         if save and len(losses) == 2:
             accelerator.save_state(folder)
-            contents = _contents(inner, optimizer)
+            contents = _contents(accelerator.engine.state(prepared))
         if len(losses) == updates + (2 if save else 0):
             break
     return contents, losses[-updates:], rates[-updates:]

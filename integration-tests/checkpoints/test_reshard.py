@@ -23,6 +23,7 @@ CROSSINGS = [
     ("pp", "single"),
     ("pp", "pp+fsdp2"),
     ("single", "pp interleaved"),
+    ("fsdp1", "pp"),
     ("ddp", "fsdp2"),
     ("fsdp2", "fsdp2 on 4"),
     ("fsdp2 on 4", "single"),
@@ -36,6 +37,10 @@ CROSSINGS = [
     ("pp+ddp", "pp in a V"),
     ("pp+fsdp2", "tp"),
     ("fsdp2+tp", "pp+ddp"),
+    ("fsdp1 flat", "single"),
+    ("fsdp2", "fsdp1 flat"),
+    ("fsdp1 flat", "fsdp1"),
+    ("pp", "fsdp1"),
 ]
 FULL = "ACCEL_TEST_FAULTS" in os.environ
 UPDATES = 3
@@ -53,7 +58,7 @@ def together(results: list) -> tuple[dict, list[float], list[float]]:
     return contents, means, results[0][2]
 
 
-@pytest.mark.parametrize(("before", "after"), CROSSINGS if FULL else CROSSINGS[:4])
+@pytest.mark.parametrize(("before", "after"), CROSSINGS if FULL else CROSSINGS[:5])
 def test_any_strategy_goes_on_from_any_other(tmp_path, ranks, before, after):  # noqa: F811
     """Weights, buffers and AdamW's state bit for bit; losses within 1e-5, for sums are added in another order."""
     options = {"tied": "pp in a V" not in (before, after), "updates": UPDATES}

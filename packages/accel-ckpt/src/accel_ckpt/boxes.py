@@ -123,6 +123,12 @@ def settle(model: nn.Module) -> None:
             part.reshard()
 
 
+def has_flat_parameters(model: nn.Module) -> bool:
+    """Whether FSDP version 1 wraps a part of the model."""
+    module = sys.modules.get("torch.distributed.fsdp")
+    return module is not None and any(isinstance(part, module.FullyShardedDataParallel) for part in model.modules())
+
+
 def class_of(model: nn.Module) -> type:
     """The class that a model had before `fully_shard` put its own in front."""
     module = sys.modules.get("torch.distributed.fsdp")

@@ -129,7 +129,7 @@ def load_model(
     here = target.state_dict()
     stored = {key: tensor for key, tensor in tensors.items() if entry.tensors[key].file != STATE_TENSORS_NAME}
     stored |= {alias: stored[first] for alias, first in entry.aliases.items() if first in stored}
-    if isinstance(target, Parted):  # the rest is for other ranks
+    if is_part := isinstance(target, Parted):  # the rest is for other ranks
         stored = {key: tensor for key, tensor in stored.items() if key in here}
     _warn_of_other_types(name, here, {key: tensor for key, tensor in stored.items() if key not in unfit})
     state: OrderedDict[str, Any] = OrderedDict()
@@ -143,7 +143,7 @@ def load_model(
         if memory is not None:
             filled[memory] = state[key]
     extra = decode(tree["extra"], Wholes(tensors), codecs, where=name)
-    state.update((key, value) for key, value in extra.items() if key not in unfit)
+    state.update((key, value) for key, value in extra.items() if key not in unfit and (key in here or not is_part))
     versions = decode(tree["versions"], {}, where=name)
     state._metadata = {prefix: {"version": version} for prefix, version in versions.items()}  # type: ignore[attr-defined] # noqa: SLF001
     target.load_state_dict(state, strict=False)

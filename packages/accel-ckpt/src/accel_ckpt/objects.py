@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from accel_state.errors import CheckpointError
-from accel_state.protocols import Parted, Stateful
+from accel_state.protocols import Stateful
 
-from .boxes import class_of
+from .boxes import class_of, has_flat_parameters
 from .codec import Codec, Encoder, decode
 from .manifest import ObjectEntry
 from .stored import Stored, Wholes
@@ -77,6 +77,11 @@ def check_objects(objects: Mapping[str, Any]) -> None:
             f"no state_dict and load_state_dict: {', '.join(wrong)}. Save objects that have both; plain values go into "
             "metadata={...}."
         )
+    if flat := [name for name, value in objects.items() if isinstance(value, nn.Module) and has_flat_parameters(value)]:
+        raise CheckpointError(
+            f"{', '.join(flat)}: under FSDP version 1, whose flat parameters are no parameters of the model. Save what "
+            "accel_parallel's NativeEngine.state gives for it, as Accelerator.save_state does, or use fully_shard"
+        )
     if odd := [name for name in objects if not isinstance(name, str) or not name or "/" in name]:
         raise CheckpointError(f"objects need names that are non-empty strings without '/', not {odd!r}")
     by_id: dict[int, str] = {}
@@ -111,7 +116,9 @@ def type_name(value: Any) -> str:
     """The class's name; of a wrapped model, optimizer or scheduler that of the innermost one."""
     if isinstance(value, nn.Module):
         inner = plain_model(value)
-        return _short(inner.model_class if isinstance(inner, Parted) else class_of(inner))
+        return _short(
+            getattr(inner, "model_class", None) or class_of(inner)
+        )  # of what is a part of another, or stands for it
     if hasattr(value, "param_groups"):
         while hasattr(value, "optimizer"):
             value = value.optimizer

@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     from .engines.base import Prepared as Prepared
     from .engines.native import NativeEngine as NativeEngine
     from .entry_points import route_method as route_method
+    from .flat_state import write_back as write_back
     from .fsdp_helpers import disable_fsdp_ram_efficient_loading as disable_fsdp_ram_efficient_loading
     from .fsdp_helpers import enable_fsdp_ram_efficient_loading as enable_fsdp_ram_efficient_loading
     from .fsdp_helpers import ensure_weights_retied as ensure_weights_retied
@@ -118,6 +119,7 @@ if TYPE_CHECKING:
     from .sequence_shards import load_balanced_positions as load_balanced_positions
     from .sequence_shards import shift_labels as shift_labels
     from .state_dicts import full_state_dict as full_state_dict
+    from .state_dicts import is_spread as is_spread
     from .state_dicts import model_has_dtensor as model_has_dtensor
     from .steps.activation_checkpointing import activation_checkpointing as activation_checkpointing
     from .steps.activation_checkpointing import checkpointing_of as checkpointing_of
@@ -205,7 +207,8 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "sequence_batches": ["ShardBatch", "shard_batch"],
         "ring": ["Ring", "ring_attention"],
         "ulysses": ["ulysses_attention"],
-        "state_dicts": ["full_state_dict", "model_has_dtensor"],
+        "state_dicts": ["full_state_dict", "is_spread", "model_has_dtensor"],
+        "flat_state": ["write_back"],
         "unwrap": [
             "extract_model_from_parallel",
             "has_compiled_regions",

@@ -21,6 +21,12 @@ def model_has_dtensor(model: nn.Module) -> bool:
     return any(isinstance(tensor, DTensor) for tensor in (*model.parameters(), *model.buffers()))
 
 
+def is_spread(model: nn.Module) -> bool:
+    """Whether no rank has all of the model's weights by itself: they are sharded, or it is pipelined."""
+    inside = inside_compiled(model)
+    return is_pipelined(model) or isinstance(inside, FullyShardedDataParallel) or model_has_dtensor(model)
+
+
 def full_state_dict(model: nn.Module, unwrap: bool = True) -> dict[str, Any]:
     """The model's whole state. Every rank calls it.
 

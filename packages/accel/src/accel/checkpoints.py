@@ -62,16 +62,16 @@ def everything(accelerator: Accelerator) -> dict[str, Any]:
 
 
 def refuse_torch_files(models: Iterable[Any]) -> None:
-    """Refuse the peer's files for models of which each rank of a pipeline has only some stages.
+    """Refuse the peer's files, which hold whole tensors and number parameters, where ranks have parts of models.
 
     Raises:
-        CheckpointError: there is one.
+        CheckpointError: there is a model that is sharded or pipelined.
     """
-    if any(accel_parallel.is_pipelined(model) for model in models):
+    if any(accel_parallel.is_spread(model) for model in models):
         raise CheckpointError(
-            "the peer's files, which number parameters, cannot be written or read by a pipeline (pp_size above 1), of "
-            "which each rank has other parameters. Way out: save_state() without safe_serialization=False and `accel "
-            "ckpt convert`; or load them on one process, save_state() there, and load that"
+            "the peer's files cannot be written or read where models are sharded or pipelined: no rank has all that is "
+            "in them. Way out: save_state() without safe_serialization=False, and `accel ckpt convert`; to read "
+            "theirs, load them on one process, save_state() there, and load that"
         )
 
 
@@ -115,11 +115,11 @@ def save_state(
             RuntimeWarning,
         )
     objects = everything(accelerator)
-    before_write = accelerator.state_hooks.before_write(_names(objects))
+    before_write = accelerator.state_hooks.before_write(objects)
     options: dict[str, Any] = {"before_write": before_write}
     if not safe_serialization:
         refuse_torch_files(accelerator.registry.models)
-        options = {"before_commit": torch_files(accelerator, _names(objects), before_write)}
+        options = {"before_commit": torch_files(accelerator, objects, before_write)}
         objects = beside_torch_files(objects)
     if not project.automatic_checkpoint_naming:
         if output_dir is None:
@@ -222,8 +222,9 @@ def _load_directory(accelerator: Accelerator, strict: bool, directory: str | os.
     elif kind == "ours with torch files":
         load_beside_torch_files(accelerator, directory, beside_torch_files(objects), strict)
     else:
-        before_load = accelerator.state_hooks.before_load(_names(objects))
+        before_load = accelerator.state_hooks.before_load(objects)
         accel_ckpt.load_checkpoint(directory, objects, strict=strict, before_load=before_load)
+        accel_parallel.write_back(objects.values())
 
 
 def _kind_of(directory: str | os.PathLike[str]) -> str:
@@ -246,10 +247,6 @@ def _agreed(accelerator: Accelerator, kind: str, directory: str | os.PathLike[st
             "every rank needs the whole checkpoint, on a common file system or saved with save_on_each_node=True"
         )
     return kind
-
-
-def _names(objects: Mapping[str, Any]) -> dict[int, str]:
-    return {id(value): name for name, value in objects.items()}
 
 
 def _check_load_options(load_kwargs: Mapping[str, Any], function_kwargs: Mapping[str, Any]) -> None:

@@ -36,35 +36,36 @@ class StateHooks:
         """Register `hook(models, input_dir)`."""
         return _register(self._load, hook)
 
-    def before_write(self, names: Mapping[int, str]) -> Callable[[Path], Mapping[str, Mapping[str, Any] | None]] | None:
+    def before_write(
+        self, objects: Mapping[str, Any]
+    ) -> Callable[[Path], Mapping[str, Mapping[str, Any] | None]] | None:
         """What a save calls, or None without hooks.
 
         Args:
-            names: of each unwrapped model in the checkpoint, by the model's identity.
+            objects: all that is saved, by name, among them the models without wrappers or what stands for them.
         """
         if not self._save:
             return None
 
         def call(path: Path) -> Mapping[str, Mapping[str, Any] | None]:
-            inner = [accel_parallel.inner_model(model) for model in self._models]
-            states: list[Mapping[str, Any]] = [model.state_dict() for model in inner]
+            saved = _by_model(objects)
+            names = [saved[id(accel_parallel.inner_model(model))] for model in self._models]
+            states: list[Mapping[str, Any]] = [objects[name].state_dict() for name in names]
             weights = list(states)
             self._run(self._save, weights, os.fspath(path))
-            kept = _left(weights, states)
-            return {names[id(model)]: state for model, state in zip(inner, kept, strict=True)}
+            return dict(zip(names, _left(weights, states), strict=True))
 
         return call
 
-    def before_load(self, names: Mapping[int, str]) -> Callable[[Path], Sequence[str]] | None:
-        """What a load calls, or None without hooks; `names` as in `before_write`."""
+    def before_load(self, objects: Mapping[str, Any]) -> Callable[[Path], Sequence[str]] | None:
+        """What a load calls, or None without hooks; `objects` as in `before_write`."""
         if not self._load:
             return None
 
         def call(path: Path) -> Sequence[str]:
-            before = list(self._models)
+            before, saved = list(self._models), _by_model(objects)
             left = {id(model) for model in self._run(self._load, os.fspath(path))}
-            inner = [accel_parallel.inner_model(m) for m in before if id(m) not in left]
-            return [names[id(model)] for model in inner]
+            return [saved[id(accel_parallel.inner_model(model))] for model in before if id(model) not in left]
 
         return call
 
@@ -106,7 +107,6 @@ def _left(weights: Sequence[Mapping[str, Any]], states: Sequence[Mapping[str, An
     return [state if id(state) in left else None for state in states]
 
 
-def _bare(model: nn.Module) -> nn.Module:
-    """What the checkpoint knows a prepared model by."""
-    bare: nn.Module = accel_parallel.inner_model(model)
-    return bare
+def _by_model(objects: Mapping[str, Any]) -> dict[int, str]:
+    """The names of models by the identity of the user's own."""
+    return {id(getattr(value, "stands_for", value)): name for name, value in objects.items()}

@@ -34,15 +34,17 @@ def beside_torch_files(objects: Mapping[str, Any]) -> dict[str, Any]:
 
 def torch_files(
     accelerator: Accelerator,
-    names: Mapping[int, str],
+    objects: Mapping[str, Any],
     before_write: Callable[[Path], Mapping[str, Mapping[str, Any] | None]] | None,
 ) -> Callable[[Path], None]:
     """What writes the peer's files into a checkpoint before it is committed.
 
     Args:
-        names: of the models, by the identity of the unwrapped ones.
+        objects: all that is saved, by name.
         before_write: the save hooks, which may put others in the place of weights or pop them.
     """
+
+    names = {id(value): name for name, value in objects.items()}
 
     def write(path: Path) -> None:
         registry = accelerator.registry
@@ -90,8 +92,8 @@ def load_beside_torch_files(
 
 def _popped(accelerator: Accelerator, path: Path) -> list[int]:
     """Call the load hooks; the numbers of the models that they pop."""
-    names = {id(model): str(i) for i, model in enumerate(_bare_models(accelerator))}
-    hooks = accelerator.state_hooks.before_load(names)
+    numbered = {str(i): model for i, model in enumerate(_bare_models(accelerator))}
+    hooks = accelerator.state_hooks.before_load(numbered)
     return [] if hooks is None else [int(name) for name in hooks(path)]
 
 

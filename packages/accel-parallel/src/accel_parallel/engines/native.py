@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from accel_parallel import clipping, item_weights, kept_gradients
+from accel_parallel import clipping, flat_state, item_weights, kept_gradients
 from accel_parallel.arguments import as_parameters, require_limit, require_loss
 from accel_parallel.engines.base import Prepared
 from accel_parallel.meshes import axis_size, data_parallel_size, loss_group, loss_size
@@ -335,18 +335,20 @@ class NativeEngine:
     # ---- checkpoints
 
     def state(self, prepared: Prepared) -> Mapping[str, Stateful]:
-        """Models without wrappers, optimizers, schedulers and the scaler, each named by its class and ordinal."""
-        inner: list[Any] = [
-            *(inner_model(model) for model in prepared.models),
-            *(getattr(optimizer, "optimizer", optimizer) for optimizer in prepared.optimizers),
-            *(getattr(scheduler, "scheduler", scheduler) for scheduler in prepared.schedulers),
-        ]
+        """Models without wrappers, optimizers, schedulers and the scaler, each named by its class and ordinal.
+
+        All ranks call it. Under FSDP version 1 models and optimizers are what stands for them, see `write_back`.
+        """
+        models = [inner_model(model) for model in prepared.models]
+        optimizers = [getattr(optimizer, "optimizer", optimizer) for optimizer in prepared.optimizers]
+        others: list[Any] = [getattr(scheduler, "scheduler", scheduler) for scheduler in prepared.schedulers]
         if self.scaler is not None:
-            inner.append(self.scaler)
+            others.append(self.scaler)
         seen: Counter[str] = Counter()
-        named: dict[str, Stateful] = {}
-        for item in inner:
+        names: list[str] = []
+        for item in (*models, *optimizers, *others):
             kind = class_before_sharding(item).__name__
-            named[f"{kind}-{seen[kind]}"] = item
+            names.append(f"{kind}-{seen[kind]}")
             seen[kind] += 1
-        return named
+        kept = flat_state.for_checkpoint(models, [inside_compiled(model) for model in prepared.models], optimizers)
+        return dict(zip(names, (*kept, *others), strict=True))

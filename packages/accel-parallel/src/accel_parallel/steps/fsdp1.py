@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
 from accel_parallel import sharding_units
@@ -74,9 +75,11 @@ class Fsdp1:
         if isinstance(model, FullyShardedDataParallel):
             return model
         plugin, units = self.plugin, {id(unit) for unit in self._units(model)}
+        is_hybrid = plugin.sharding_strategy in _HYBRID
         return FullyShardedDataParallel(
             model,
-            process_group=context.process_group,
+            process_group=context.process_group if is_hybrid else None,
+            device_mesh=None if is_hybrid else _mesh_of(context),  # so that state dicts have DTensors
             sharding_strategy=plugin.sharding_strategy,
             cpu_offload=plugin.cpu_offload,
             auto_wrap_policy=sharding_units.by_predicate(lambda module: id(module) in units) if units else None,
@@ -101,6 +104,13 @@ class Fsdp1:
             f"{strategy} over {context.world_size} ranks, parameters ({format_bytes(size)}) in "
             f"{len(self._units(model)) + 1} flat ones"
         )
+
+
+def _mesh_of(context: PlanContext) -> DeviceMesh:
+    kind = context.device.type
+    if context.process_group is None:
+        return init_device_mesh(kind, (context.world_size,))
+    return DeviceMesh.from_group(context.process_group, kind)
 
 
 def fsdp1(plugin: FullyShardedDataParallelPlugin) -> Fsdp1:
