@@ -50,6 +50,8 @@ class LaunchPlan(NamedTuple):
     `removed` names variables that the processes do not inherit. `agent` is the process that starts the ranks, where
     torch elastic or Ray does; their numbers are then those that they will have when all machines come in order, and
     Ray tells them the rest of their place. `env_file` is what DeepSpeed's launcher reads beside its own environment.
+    `sigterm_as` is the signal by which SIGTERM is handed on: Open MPI hands SIGUSR1 on to its ranks, which both stop a
+    run, and ends them at once on SIGTERM.
     """
 
     config: LaunchConfig
@@ -60,6 +62,7 @@ class LaunchPlan(NamedTuple):
     grace_s: int
     agent: RankPlan | None = None
     env_file: deepspeed.EnvFile | None = None
+    sigterm_as: str = "SIGTERM"
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for `--json`."""
@@ -68,6 +71,7 @@ class LaunchPlan(NamedTuple):
             "rendezvous": {"address": self.address, "port": self.port},
             "removed_variables": list(self.removed),
             "grace_s": self.grace_s,
+            "sigterm_as": self.sigterm_as,
             "agent": list(self.agent.command) if self.agent else None,
             "env_file": self.env_file.as_dict() if self.env_file else None,
             "ranks": [
@@ -140,8 +144,10 @@ def make_plan(
     if launcher == "srun":
         return _whole(config, (RankPlan(0, srun_command(config, command), {}),))
     if launcher == "mpi":
-        argv, variables = mpi_command(config, script_command(config.target), shared, mpi())
-        return _whole(config, (RankPlan(0, argv, variables),))
+        kind = mpi()
+        argv, variables = mpi_command(config, script_command(config.target), shared, kind)
+        sigterm_as = "SIGUSR1" if kind == "openmpi" else "SIGTERM"
+        return _whole(config, (RankPlan(0, argv, variables),))._replace(sigterm_as=sigterm_as)
     if launcher == "deepspeed":
         argv = deepspeed.deepspeed_command(config, config.target)
         around = {name: text for name, text in environ.items() if name not in TOPOLOGY_VARIABLES}
