@@ -48,6 +48,10 @@ class Figures:
             self.runs.append(json.loads(output.strip().splitlines()[-1]))
         return self.runs[number]
 
+    def added(self, number: int, name: str) -> float:
+        """What the library's call of a run takes beyond the raw one."""
+        return self.of(number)[name] - self.of(number)[f"raw {name}"]
+
     def median(self, name: str) -> float:
         """Over all runs but the first."""
         return statistics.median(run[name] for run in self.runs[1:])
@@ -74,6 +78,16 @@ def main() -> int:
         row("the same, uniform=True, over raw", "x", "gather over raw", "gather uniform over raw", max_ours=1.1),
         *(row(title, "µs", name, name, max_ratio=bound) for title, name, bound in ROWS),
     ]
+    runs = count()
+    rows.append(
+        compare(
+            "should_stop, added to an update of 1 ms",
+            "µs",
+            peer=None,
+            ours=lambda: ours.added(next(runs), "should_stop"),
+            rounds=options.rounds,
+        )
+    )
     for name in ("gather", "reduce", "gather_object"):
         print(f"{name}: raw torch takes {ours.median(f'raw {name}'):.0f} µs", file=sys.stderr)
     return report("bench_collectives: two gloo ranks", rows, options)

@@ -24,6 +24,7 @@ Call = Callable[[], object]
 SMALL = torch.randn(8)
 MANY = {f"key{index}": torch.randn(8, 4) for index in range(32)}
 LEAVES = [{"x": torch.ones(4), "y": [torch.ones(2), torch.ones(1), torch.ones(3)]} for _ in range(25)]  # 100 tensors
+SQUARE = torch.randn(256, 256)
 OBJECT = {"loss": 0.5, "name": "a batch", "ids": list(range(20))}
 
 
@@ -48,6 +49,11 @@ def raw_gather_object() -> list[Any]:
     return everyone
 
 
+def update() -> torch.Tensor:
+    """About a millisecond of work."""
+    return SQUARE @ SQUARE
+
+
 def calls(library: str) -> dict[str, tuple[Call | None, Call, int]]:
     """Row to raw call, library's call and calls per block."""
     state: Any = importlib.import_module(library).PartialState(cpu=True)
@@ -67,6 +73,13 @@ def calls(library: str) -> dict[str, tuple[Call | None, Call, int]]:
         "send_to_device": (None, lambda: utils.send_to_device(LEAVES, "cpu"), 12),
     }
     if library != "accelerate":
+        notice = utils.StopNotice()
+
+        def update_and_ask() -> object:
+            update()
+            return notice.check()
+
+        rows["should_stop"] = (update, update_and_ask, 12)
         rows["gather uniform"] = (raw_gather, lambda: utils.gather(SMALL, uniform=True), 12)
     return rows
 

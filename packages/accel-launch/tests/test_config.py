@@ -7,6 +7,7 @@ from accel_state.errors import LaunchError, SettingError
 from accel_state.settings import Resolved
 
 TARGET = Target(__file__)
+PDSH = {"use_deepspeed": True, "num_machines": 2, "num_processes": 4, "deepspeed_hostfile": "hosts"}
 
 
 def resolved(flags=None, *, environ=None, num_gpus=0, platform="linux", target=TARGET):
@@ -72,8 +73,16 @@ def test_an_explicit_false_beats_the_environment():
         ({"launcher": "srun"}, {}, "not inside an allocation of Slurm"),
         ({"tpu": True}, {}, "--tpu: the engine for TPUs does not exist"),
         ({"use_fsdp": True, "use_deepspeed": True}, {}, "--use-fsdp and --use-deepspeed contradict"),
-        ({"deepspeed_hostfile": "x"}, {}, "--deepspeed-hostfile x: DeepSpeed's own launcher is not used"),
-        ({"deepspeed_multinode_launcher": "pdsh"}, {}, "--deepspeed-multinode-launcher pdsh: only `standard`"),
+        ({"deepspeed_hostfile": "x"}, {}, "--deepspeed-hostfile x is for DeepSpeed's own .* the launcher is spawn"),
+        ({"deepspeed_multinode_launcher": "pdsh"}, {}, "--deepspeed-multinode-launcher pdsh is for DeepSpeed's own"),
+        ({"launcher": "deepspeed"}, {}, "--launcher deepspeed: needs --use-deepspeed and several machines"),
+        ({**PDSH, "deepspeed_multinode_launcher": "standard", "launcher": "deepspeed"}, {}, "standard contradicts"),
+        ({**PDSH, "machine_rank": 1}, {}, "--machine-rank 1: DeepSpeed's launcher starts all machines from the first"),
+        (
+            {**PDSH, "deepspeed_exclusion_filter": "n1", "deepspeed_inclusion_filter": "n2"},
+            {},
+            "--deepspeed-exclusion-filter n1 and --deepspeed-inclusion-filter n2 contradict each other",
+        ),
         ({"machine_rank": 1}, {}, "--machine-rank 1 contradicts --num-machines 1"),
     ],
 )

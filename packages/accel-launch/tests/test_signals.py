@@ -50,6 +50,19 @@ def test_it_is_handed_on_once_and_a_good_end_stays_good(accel):
     assert (process.returncode, out) == (0, "1\n1\n")
 
 
+def test_open_mpi_hears_sigterm_as_the_signal_that_it_hands_on(accel):
+    accel.script("")
+    mpirun = accel.folder / "mpirun"
+    told = 'trap "echo told; exit 75" USR1; touch x.$$.pid; while :; do sleep 0.05; done'
+    mpirun.write_text(f'#!/bin/sh\n[ "$1" != --version ] || {{ echo "mpirun (Open MPI) 4.1.4"; exit; }}\n{told}\n')
+    mpirun.chmod(0o755)
+    with launched(accel, "--launcher", "mpi", env={"PATH": f"{accel.folder}:{os.environ['PATH']}"}) as process:
+        accel.pids(1)
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=20)
+    assert (process.returncode, out) == (75, "told\n")
+
+
 def test_a_second_ctrl_c_kills_at_once(accel, gone):
     accel.script("""
         import os, pathlib, signal, time

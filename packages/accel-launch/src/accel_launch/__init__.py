@@ -34,7 +34,12 @@ if TYPE_CHECKING:
     from accel_launch.peer_config import default_config_file as default_config_file
     from accel_launch.peer_config import load_config_from_file as load_config_from_file
     from accel_launch.peer_launching import TORCH_LAUNCH_PARAMS as TORCH_LAUNCH_PARAMS
+    from accel_launch.peer_launching import install_xla as install_xla
+    from accel_launch.peer_launching import prepare_deepspeed_cmd_env as prepare_deepspeed_cmd_env
+    from accel_launch.peer_launching import prepare_multi_gpu_env as prepare_multi_gpu_env
+    from accel_launch.peer_launching import prepare_sagemager_args_inputs as prepare_sagemager_args_inputs
     from accel_launch.peer_launching import prepare_simple_launcher_cmd_env as prepare_simple_launcher_cmd_env
+    from accel_launch.peer_launching import prepare_tpu as prepare_tpu
     from accel_launch.peer_launching import test_launch as test_launch
     from accel_launch.plan import LaunchPlan as LaunchPlan
     from accel_launch.plan import RankPlan as RankPlan
@@ -63,7 +68,16 @@ __getattr__, __dir__, __all__ = lazy_exports(
             "default_config_file",
             "load_config_from_file",
         ],
-        "peer_launching": ["TORCH_LAUNCH_PARAMS", "prepare_simple_launcher_cmd_env", "test_launch"],
+        "peer_launching": [
+            "TORCH_LAUNCH_PARAMS",
+            "install_xla",
+            "prepare_deepspeed_cmd_env",
+            "prepare_multi_gpu_env",
+            "prepare_sagemager_args_inputs",
+            "prepare_simple_launcher_cmd_env",
+            "prepare_tpu",
+            "test_launch",
+        ],
         "plan": ["LaunchPlan", "RankPlan", "make_plan"],
         "run": ["launch", "run_plan"],
     },

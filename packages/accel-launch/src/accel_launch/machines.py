@@ -14,6 +14,10 @@ DEFAULT_PORT = 29500
 """Where several machines meet unless told otherwise, as everywhere."""
 
 
+_ELSEWHERE = ("srun", "mpi", "ray", "deepspeed")
+"""Launchers that put ranks on machines whose GPUs are not seen from here."""
+
+
 def settle_launcher(settings: Settings, environ: Mapping[str, str]) -> None:
     """Replace `auto` by who starts the processes, and say why.
 
@@ -25,6 +29,8 @@ def settle_launcher(settings: Settings, environ: Mapping[str, str]) -> None:
         return
     if settings["mpirun_hostfile"].value:
         found = Resolved("mpi", f"default: {show(settings, 'mpirun_hostfile')}")
+    elif settings["num_machines"].value > 1 and settings["use_deepspeed"].value and _deepspeed_keys(settings):
+        found = Resolved("deepspeed", f"default: {show(settings, _deepspeed_keys(settings)[0])}")
     elif settings["num_machines"].origin == "default" and _is_wide_batch_script(environ):
         found = Resolved("srun", f"default: a batch script on {_num_slurm_machines(environ)} machines of Slurm")
     elif settings["max_restarts"].value > 0:
@@ -82,7 +88,7 @@ def num_processes(settings: Settings, num_gpus: int, platform: str) -> Resolved:
             f"{show(settings, 'num_processes')} cannot be spread evenly over {num_machines} machines: it is the number "
             "of processes on all of them together"
         )
-    if 0 < num_gpus < asked.value // num_machines and settings["launcher"].value not in ("srun", "mpi", "ray"):
+    if 0 < num_gpus < asked.value // num_machines and settings["launcher"].value not in _ELSEWHERE:
         raise LaunchError(
             f"{show(settings, 'num_processes')}: {num_gpus} GPU{'s are' if num_gpus > 1 else ' is'} visible, and each "
             "process needs its own; ask for fewer, or add --cpu"
@@ -113,16 +119,35 @@ def check_launcher(settings: Settings, platform: str) -> None:
                 raise LaunchError(f"{show(settings, key)}: Ray starts the ranks, once, where it chooses; leave it out")
     if launcher == "mpi" and settings["max_restarts"].value:
         raise LaunchError(f"{show(settings, 'max_restarts')}: mpirun starts processes once; leave it out")
-    for key in ("deepspeed_hostfile", "deepspeed_exclusion_filter", "deepspeed_inclusion_filter"):
-        if settings[key].value:
+    if launcher == "deepspeed":
+        _check_deepspeed(settings)
+    else:
+        for key in _deepspeed_keys(settings):
             raise LaunchError(
-                f"{show(settings, key)}: DeepSpeed's own launcher is not used; start `accel launch --num-machines N "
-                "--machine-rank R --main-process-ip HOST ...` on each machine, or use Slurm"
+                f"{show(settings, key)} is for DeepSpeed's own launcher, with --use-deepspeed on several machines, and "
+                f"the launcher is {launcher}"
             )
-    if settings["deepspeed_multinode_launcher"].value not in (None, "standard"):
-        raise LaunchError(f"{show(settings, 'deepspeed_multinode_launcher')}: only `standard` can be had")
     if launcher != "spawn" and platform == "win32":
         raise LaunchError(f"{show(settings, 'launcher')} does not exist on Windows")
+
+
+def _deepspeed_keys(settings: Settings) -> list[str]:
+    """The settings of DeepSpeed's own launcher that somebody gave; none where it is to stay away."""
+    keys = ("multinode_launcher", "hostfile", "exclusion_filter", "inclusion_filter")
+    return [key for key in (f"deepspeed_{key}" for key in keys) if settings[key].value not in (None, "", "standard")]
+
+
+def _check_deepspeed(settings: Settings) -> None:
+    if settings["deepspeed_multinode_launcher"].value == "standard":
+        raise LaunchError(f"{show(settings, 'deepspeed_multinode_launcher')} contradicts {show(settings, 'launcher')}")
+    if settings["num_machines"].value < 2 or not settings["use_deepspeed"].value:
+        raise LaunchError(f"{show(settings, 'launcher')}: needs --use-deepspeed and several machines, --num-machines")
+    filters = [f"deepspeed_{kind}_filter" for kind in ("exclusion", "inclusion")]
+    if all(settings[key].value for key in filters):
+        raise LaunchError(f"{' and '.join(show(settings, key) for key in filters)} contradict each other: give one")
+    for key in ("machine_rank", "max_restarts"):
+        if settings[key].value:
+            raise LaunchError(f"{show(settings, key)}: DeepSpeed's launcher starts all machines from the first, once")
 
 
 def _settle_rendezvous(settings: Settings) -> None:

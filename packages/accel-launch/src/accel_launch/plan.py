@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from accel_launch import deepspeed
 from accel_launch.config import LaunchConfig, Target
 from accel_launch.elastic.plan import agent_command
 from accel_launch.environment import shared_environment
@@ -30,6 +31,10 @@ TOPOLOGY_VARIABLES = (
 )
 
 
+STARTERS = {"srun": "srun", "mpi": "mpirun", "deepspeed": "DeepSpeed's launcher"}
+"""Launchers that are one command, which starts the ranks by itself."""
+
+
 class RankPlan(NamedTuple):
     """One process: its rank, its command, and the variables that it gets beside the launcher's own."""
 
@@ -44,7 +49,9 @@ class LaunchPlan(NamedTuple):
     `port` is None where a free one is chosen at the start; then no rank's environment holds `MASTER_PORT` yet.
     `removed` names variables that the processes do not inherit. `agent` is the process that starts the ranks, where
     torch elastic or Ray does; their numbers are then those that they will have when all machines come in order, and
-    Ray tells them the rest of their place.
+    Ray tells them the rest of their place. `env_file` is what DeepSpeed's launcher reads beside its own environment.
+    `sigterm_as` is the signal by which SIGTERM is handed on: Open MPI hands SIGUSR1 on to its ranks, which both stop a
+    run, and ends them at once on SIGTERM.
     """
 
     config: LaunchConfig
@@ -54,6 +61,8 @@ class LaunchPlan(NamedTuple):
     removed: tuple[str, ...]
     grace_s: int
     agent: RankPlan | None = None
+    env_file: deepspeed.EnvFile | None = None
+    sigterm_as: str = "SIGTERM"
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for `--json`."""
@@ -62,7 +71,9 @@ class LaunchPlan(NamedTuple):
             "rendezvous": {"address": self.address, "port": self.port},
             "removed_variables": list(self.removed),
             "grace_s": self.grace_s,
+            "sigterm_as": self.sigterm_as,
             "agent": list(self.agent.command) if self.agent else None,
+            "env_file": self.env_file.as_dict() if self.env_file else None,
             "ranks": [
                 {"rank": rank.rank, "command": list(rank.command), "environment": dict(rank.environment)}
                 for rank in self.ranks
@@ -82,15 +93,17 @@ class LaunchPlan(NamedTuple):
         lines += [f"  {name}={shlex.quote(shared[name])}" for name in sorted(shared)]
         for rank in self.ranks:
             own = [f"{name}={shlex.quote(text)}" for name, text in rank.environment.items() if name not in shared]
-            lines.append(f"rank {rank.rank}: {' '.join([*own, shlex.join(rank.command)])}")
+            who = f"rank {rank.rank}" if self.config.value("launcher") not in STARTERS else "command"
+            lines.append(f"{who}: {' '.join([*own, shlex.join(rank.command)])}")
+        if self.env_file is not None:
+            lines.append(self.env_file.as_text())
         return "\n".join(lines)
 
     def _headline(self) -> str:
         config = self.config
         launcher, num_machines = config.value("launcher"), config.value("num_machines")
-        if launcher in ("srun", "mpi"):
-            by = "srun" if launcher == "srun" else "mpirun"
-            return f"{config.value('num_processes')} processes, started by {by}"
+        if launcher in STARTERS:
+            return f"{config.value('num_processes')} processes, started by {STARTERS[launcher]}"
         text = f"{len(self.ranks)} process{'es' * (len(self.ranks) > 1)}"
         if launcher == "ray":
             return f"{text}, started by Ray: {ray_plan.describe(config)}"
@@ -131,8 +144,18 @@ def make_plan(
     if launcher == "srun":
         return _whole(config, (RankPlan(0, srun_command(config, command), {}),))
     if launcher == "mpi":
-        argv, variables = mpi_command(config, script_command(config.target), shared, mpi())
-        return _whole(config, (RankPlan(0, argv, variables),))
+        kind = mpi()
+        argv, variables = mpi_command(config, script_command(config.target), shared, kind)
+        sigterm_as = "SIGUSR1" if kind == "openmpi" else "SIGTERM"
+        return _whole(config, (RankPlan(0, argv, variables),))._replace(sigterm_as=sigterm_as)
+    if launcher == "deepspeed":
+        argv = deepspeed.deepspeed_command(config, config.target)
+        around = {name: text for name, text in environ.items() if name not in TOPOLOGY_VARIABLES}
+        plan = _whole(config, (RankPlan(0, argv, shared),))
+        return plan._replace(
+            removed=tuple(name for name in TOPOLOGY_VARIABLES if name in environ),
+            env_file=deepspeed.env_file(shared, around),
+        )
     if launcher == "ray":
         return _ray_plan(config, environ, shared)
     return _local_plan(config, environ, shared)

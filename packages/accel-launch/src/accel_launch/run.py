@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
+from accel_launch import deepspeed
 from accel_launch.config import Target, resolve_config
 from accel_launch.plan import LaunchPlan, make_plan
 from accel_launch.ray.plan import require_ray
@@ -28,7 +30,11 @@ def run_plan(plan: LaunchPlan) -> int:
         require_ray()
     from accel_launch.spawn.supervisor import supervise
 
-    return supervise(plan)
+    if plan.env_file is None:
+        return supervise(plan)
+    deepspeed.require_deepspeed()
+    with deepspeed.written(plan.env_file, Path.cwd()):
+        return supervise(plan)
 
 
 def launch(script: str, *arguments: str, module: bool = False, no_python: bool = False, **settings: Any) -> None:

@@ -53,8 +53,13 @@ def updated_text(file: ConfigFile) -> str:
     return config_text(values, file.others)
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, text: str, mode: int = 0o666) -> None:
     """Put a text where a file is, or will be, at one instant.
+
+    Args:
+        path: where.
+        text: the whole of it.
+        mode: who may read and write it, of which the system takes off what the user's mask says.
 
     Raises:
         LaunchError: the folder cannot be made or written to.
@@ -62,7 +67,7 @@ def write_atomically(path: Path, text: str) -> None:
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with draft.open("w", encoding="utf-8") as stream:
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w", encoding="utf-8") as stream:
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())

@@ -206,9 +206,9 @@ def test_mlflow(reported: Report, tmp_path: Path) -> None:
 
 
 def test_clearml(reported: Report, tmp_path: Path) -> None:
-    (tmp_path / "clearml.conf").write_text(
-        "sdk { development { detect_with_pip_freeze: true, store_uncommitted_code_diff: false } }\n"
-    )
+    # no second process: see docs/trackers.md
+    options = "detect_with_pip_freeze: true, report_use_subprocess: false, store_uncommitted_code_diff: false"
+    (tmp_path / "clearml.conf").write_text(f"sdk {{ development {{ {options} }} }}\n")
     run = reported(
         "clearml",
         {"auto_resource_monitoring": False, "auto_connect_frameworks": False},

@@ -144,7 +144,7 @@ class Run:
             self.relay.resize()
         elif signum in STOP_SIGNALS and not self.is_stopping:
             self.interrupted_by = signum
-            self._stop(signum)
+            self._stop(signal.Signals[self.plan.sigterm_as] if signum == signal.SIGTERM else signum)
         elif signum == signal.SIGINT:
             self.is_impatient = True
             self._kill()

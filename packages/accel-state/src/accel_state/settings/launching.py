@@ -22,7 +22,7 @@ SETTINGS: tuple[Setting, ...] = (
         str,
         "auto",
         "Who starts the processes: ours (spawn) on one machine, torch elastic where there are restarts or several.",
-        choices=("auto", "spawn", "elastic", "srun", "mpi", "ray"),
+        choices=("auto", "spawn", "elastic", "srun", "mpi", "ray", "deepspeed"),
     ),
     _row(
         "num_cpu_threads_per_process",
@@ -91,7 +91,10 @@ MACHINES: tuple[Setting, ...] = (
             ("hostfile", "The hosts of DeepSpeed's own launcher."),
             ("exclusion_filter", "Hosts and GPUs that it leaves out."),
             ("inclusion_filter", "Hosts and GPUs that it uses alone."),
-            ("multinode_launcher", "How it starts processes: pdsh, openmpi, mvapich, slurm or standard."),
+            (
+                "multinode_launcher",
+                "What it starts them by: pdsh, openmpi, slurm, ...; standard leaves it out.",
+            ),
         )
     ),
 )
