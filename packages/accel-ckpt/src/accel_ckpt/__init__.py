@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from .weights import load as load
     from .weights import load_custom_state as load_custom_state
     from .weights import load_state_dict as load_state_dict
+    from .weights import locate_weights as locate_weights
     from .weights import read_weights as read_weights
     from .weights import save_custom_state as save_custom_state
 
@@ -87,6 +88,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
             "load",
             "load_custom_state",
             "load_state_dict",
+            "locate_weights",
             "read_weights",
             "save_custom_state",
         ],

@@ -70,6 +70,28 @@ def read_weights(checkpoint: str | os.PathLike[str], place: Callable[[str, Tenso
     return aliases
 
 
+def locate_weights(checkpoint: str | os.PathLike[str]) -> dict[str, tuple[Path, str]]:
+    """Where weights lie in safetensors files, which can be read, or mapped, a tensor at a time.
+
+    Args:
+        checkpoint: as of `read_weights`.
+
+    Returns:
+        Name -> file, and the name that the tensor has in it; tied weights by all their names. Those in torch's files
+        are not among them.
+
+    Raises:
+        CheckpointNotFoundError, CheckpointCorruptError, CheckpointError: as `read_weights`.
+    """
+    found: dict[str, tuple[Path, str]] = {}
+    with contextlib.ExitStack() as stack:
+        for path, (file, _) in _opened_set(real_directory(checkpoint), stack).items():
+            if path.suffix == ".safetensors":
+                found |= {name: (path, name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+                found |= {alias: (path, first) for alias, first in _aliases(path, file).items()}
+    return found
+
+
 def _opened_set(checkpoint: Path, stack: contextlib.ExitStack) -> dict[Path, tuple[Any, set[str] | None]]:
     """All files of one set, and the names that are expected in each.
 

@@ -114,7 +114,7 @@ class CheckpointError(AccelError, RuntimeError):
     """A checkpoint cannot be written or read."""
 
 
-class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
+class CheckpointNotFoundError(CheckpointError, FileNotFoundError, ValueError):
     """There is no committed checkpoint at the place that was named."""
 
 

@@ -17,6 +17,13 @@ if TYPE_CHECKING:
     from accel_parallel import DistributedDataParallelKwargs as DistributedDataParallelKwargs
     from accel_parallel import GradientAccumulationPlugin as GradientAccumulationPlugin
     from accel_parallel import Plan as Plan
+    from accel_parallel import cpu_offload as cpu_offload
+    from accel_parallel import cpu_offload_with_hook as cpu_offload_with_hook
+    from accel_parallel import disk_offload as disk_offload
+    from accel_parallel import dispatch_model as dispatch_model
+    from accel_parallel import infer_auto_device_map as infer_auto_device_map
+    from accel_parallel import init_empty_weights as init_empty_weights
+    from accel_parallel import init_on_device as init_on_device
     from accel_precision import AutocastKwargs as AutocastKwargs
     from accel_precision import GradScalerKwargs as GradScalerKwargs
     from accel_precision import PrecisionPolicy as PrecisionPolicy
@@ -28,6 +35,8 @@ if TYPE_CHECKING:
     from accel_state import synchronize_rng_states as synchronize_rng_states
 
     from .accelerator import Accelerator as Accelerator
+    from .big_models import load_checkpoint_and_dispatch as load_checkpoint_and_dispatch
+    from .big_models import load_checkpoint_in_model as load_checkpoint_in_model
     from .commands.estimate import estimate_command as estimate_command
     from .commands.estimate import estimate_command_parser as estimate_command_parser
     from .commands.test import test_command as test_command
@@ -43,6 +52,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
     __name__,
     {
         "accelerator": ["Accelerator"],
+        "big_models": ["load_checkpoint_and_dispatch", "load_checkpoint_in_model"],
         "commands.estimate": ["estimate_command", "estimate_command_parser"],
         "commands.test": ["test_command", "test_command_parser"],
         "out_of_memory": [
@@ -68,6 +78,13 @@ __getattr__, __dir__, __all__ = lazy_exports(
             "DistributedDataParallelKwargs",
             "GradientAccumulationPlugin",
             "Plan",
+            "cpu_offload",
+            "cpu_offload_with_hook",
+            "disk_offload",
+            "dispatch_model",
+            "infer_auto_device_map",
+            "init_empty_weights",
+            "init_on_device",
         ],
         "accel_ckpt": ["Checkpointer", "ProjectConfiguration"],
     },

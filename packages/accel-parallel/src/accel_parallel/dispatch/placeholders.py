@@ -95,7 +95,7 @@ class OffloadedWeight(Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         value = self.load_now(torch.device("cpu"))
-        return (nn.Parameter(value, self.requires_grad) if self._is_param else value).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+        return (nn.Parameter(value, self.requires_grad) if self._is_param else value).__reduce_ex__(protocol)
 
     @classmethod
     def __torch_function__(
