@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from numbers import Real
 from typing import Any
 
 from torch import Tensor, nn
@@ -32,7 +31,7 @@ def require_limit(name: str, limit: Any) -> None:
     Raises:
         PlanError: names the argument and its value.
     """
-    if not isinstance(limit, Tensor) and not (isinstance(limit, Real) and limit >= 0):
+    if not isinstance(limit, Tensor) and not (isinstance(limit, int | float) and limit >= 0):
         raise PlanError(f"{name}={limit!r} is no limit for gradients: give a number of at least 0, such as 1.0")
 
 

@@ -264,7 +264,7 @@ class NativeEngine:
         """
         if optimizers is None:
             optimizers = self.optimizers
-        elif not isinstance(optimizers, list | tuple):
+        elif not isinstance(optimizers, Sequence):
             optimizers = [optimizers]
         owners = [self._wrapped(optimizer) for optimizer in optimizers]
         if self.scaler is not None:
