@@ -108,11 +108,15 @@ def test_a_model_without_values_is_refused():
         Plan([single()]).apply(model, CPU)
 
 
-def test_a_model_spread_over_devices_is_refused():
-    model = nn.Linear(1, 1)
-    model.hf_device_map = {"a": 0, "b": "cpu"}
-    with pytest.raises(PlanError, match=r"spread over \['0', 'cpu'\]"):
-        Plan([single()]).apply(model, CPU)
+def test_a_model_spread_over_devices_trains_on_one_rank_only():
+    model = nn.Sequential(nn.Linear(1, 1))
+    model[0].hf_device_map = {"a": 0, "b": "cpu"}
+    weight = model[0].weight
+    somewhere = PlanContext(device=torch.device("meta"))
+    assert Plan([single()]).apply(model, somewhere)[0].weight is weight  # nothing is moved
+    two = PlanContext(device=torch.device("cpu"), world_size=2)
+    with pytest.raises(PlanError, match=r"on 0, cpu, and 2 ranks train one copy each"):
+        Plan([single()]).apply(model, two)
 
 
 def test_single_keeps_the_model_itself():

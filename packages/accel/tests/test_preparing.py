@@ -228,3 +228,26 @@ def test_preparing_the_same_bare_objects_again_gives_what_was_prepared():
     again = accelerator.prepare(model, optimizer, scheduler)
     assert all(one is other for one, other in zip(prepared, again, strict=True))
     assert [len(held) for held in (accelerator._models, accelerator._optimizers, accelerator._schedulers)] == [1, 1, 1]
+
+
+def test_a_model_with_a_device_map_of_one_place_is_like_any_other():
+    accelerator = Accelerator(cpu=True)
+    model = nn.Sequential(nn.Linear(2, 2))
+    model.hf_device_map = {"": 0}
+    assert not accelerator.verify_device_map(model)
+    model[0].hf_device_map = {"weight": 0, "bias": 0}
+    assert accelerator.verify_device_map(model)
+
+
+def test_a_dispatched_model_runs_prepared_where_it_lies(tmp_path):
+    from accel import dispatch_model
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    x = torch.randn(5, 3)
+    want = model(x)
+    device_map = {"0": "cpu", "1": "cpu", "2": "disk"}
+    model = dispatch_model(model, device_map, main_device="cpu", offload_dir=tmp_path)
+    prepared = Accelerator(cpu=True).prepare(model)
+    assert torch.equal(prepared(x), want)
+    assert prepared[2].weight.is_meta

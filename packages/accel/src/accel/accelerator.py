@@ -306,6 +306,10 @@ class Accelerator(Facts):
         """A loader that yields this rank's batches on this device and knows where it stopped."""
         return preparing.prepare_data_loader(self, data_loader, device_placement, slice_fn_for_dispatch)
 
+    def verify_device_map(self, model: nn.Module) -> bool:
+        """Whether a device map puts parts of the model in several places; such a model trains on one process only."""
+        return accel_parallel.has_several_devices(model)
+
     def unwrap_model(
         self, model: nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True
     ) -> nn.Module:

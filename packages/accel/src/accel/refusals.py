@@ -27,7 +27,6 @@ MEMBERS: dict[str, str] = {
     "deepspeed_plugin": "accel-parallel",
     "deepspeed_ulysses_dl_adapter": "accel-parallel",
     "lomo_backward": "accel-parallel",
-    "verify_device_map": "accel-parallel",
 }
 """Members that the peer's Accelerator has and this one does not have yet, and the package that will bring each."""
 

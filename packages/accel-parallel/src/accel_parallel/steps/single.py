@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from accel_parallel.dispatch.device_maps import has_several_devices
 from accel_parallel.plan import PlanContext
 from accel_parallel.sizes import format_bytes, parameter_bytes
 
@@ -22,7 +23,9 @@ class Single:
     gives: frozenset[str] = frozenset({"placed"})
 
     def check(self, model: nn.Module, context: PlanContext, /) -> list[str]:
-        """Models on the meta device have nothing to move; models spread over devices stay where they are put."""
+        """Models on the meta device have nothing to move; of models spread over devices there can be one copy only."""
+        if has_several_devices(model):
+            return [] if context.world_size == 1 else [_spread(model, context.world_size)]
         complaints = []
         empty = [name for name, parameter in model.named_parameters() if parameter.is_meta]
         if empty:
@@ -30,16 +33,12 @@ class Single:
                 f"{len(empty)} parameters are on the meta device and hold no values ({empty[0]} is the first): call "
                 f"model.to_empty(device={str(context.device)!r}) and load or initialise them before."
             )
-        places = set(getattr(model, "hf_device_map", {}).values())
-        if len(places) > 1:
-            complaints.append(
-                f"the model is spread over {sorted(map(str, places))} by its device map: one device per rank trains; "
-                "load it without a device map."
-            )
         return complaints
 
     def apply(self, model: nn.Module, context: PlanContext, /) -> nn.Module:
-        """The same model, on `context.device` if it is to be moved."""
+        """The same model, on `context.device` if it is to be moved; one that was dispatched stays where it is."""
+        if has_several_devices(model):
+            return model
         tensors = (*model.parameters(), *model.buffers())
         if not self.move or all(tensor.device == context.device for tensor in tensors):
             return model  # parameters that are shared already must not be replaced
@@ -51,6 +50,15 @@ class Single:
             return "parameters and buffers stay where they are"
         size = "" if model is None else f" ({format_bytes(parameter_bytes(model))})"
         return f"parameters and buffers{size} on {context.device}"
+
+
+def _spread(model: nn.Module, world_size: int) -> str:
+    maps = [module.hf_device_map for module in model.modules() if hasattr(module, "hf_device_map")]
+    places = sorted({str(place) for device_map in maps for place in device_map.values()})
+    return (
+        f"its device map puts parts of the model on {', '.join(places)}, and {world_size} ranks train one copy each on "
+        "one device of their own: load it without a device map, or start one process"
+    )
 
 
 def single(move: bool = True) -> Single:
