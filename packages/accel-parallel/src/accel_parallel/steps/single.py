@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -53,7 +54,7 @@ class Single:
 
 
 def _spread(model: nn.Module, world_size: int) -> str:
-    maps = [module.hf_device_map for module in model.modules() if hasattr(module, "hf_device_map")]
+    maps: list[Any] = [getattr(module, "hf_device_map", {}) for module in model.modules()]
     places = sorted({str(place) for device_map in maps for place in device_map.values()})
     return (
         f"its device map puts parts of the model on {', '.join(places)}, and {world_size} ranks train one copy each on "
