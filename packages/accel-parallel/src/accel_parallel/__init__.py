@@ -105,6 +105,11 @@ if TYPE_CHECKING:
     from .optimizer import patch_optimizer_step as patch_optimizer_step
     from .parallelism import ParallelismConfig as ParallelismConfig
     from .pipeline.config import PipelineConfig as PipelineConfig
+    from .pipeline.inference import build_pipeline as build_pipeline
+    from .pipeline.inference import find_pippy_batch_size as find_pippy_batch_size
+    from .pipeline.inference import generate_device_map as generate_device_map
+    from .pipeline.inference import pippy_forward as pippy_forward
+    from .pipeline.inference import prepare_pippy as prepare_pippy
     from .pipeline.model import PipelinedModel as PipelinedModel
     from .plan import SLOTS as SLOTS
     from .plan import Plan as Plan
@@ -195,6 +200,13 @@ __getattr__, __dir__, __all__ = lazy_exports(
             "FSDP2_STATE_DICT_TYPE",
         ],
         "pipeline.config": ["PipelineConfig"],
+        "pipeline.inference": [
+            "build_pipeline",
+            "find_pippy_batch_size",
+            "generate_device_map",
+            "pippy_forward",
+            "prepare_pippy",
+        ],
         "pipeline.model": ["PipelinedModel"],
         "steps.pp": ["pipelined"],
         "steps.tp": ["is_tensor_parallel", "tensor_parallel"],

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from accel_parallel import infer_auto_device_map as infer_auto_device_map
     from accel_parallel import init_empty_weights as init_empty_weights
     from accel_parallel import init_on_device as init_on_device
+    from accel_parallel import prepare_pippy as prepare_pippy
     from accel_precision import AutocastKwargs as AutocastKwargs
     from accel_precision import GradScalerKwargs as GradScalerKwargs
     from accel_precision import PrecisionPolicy as PrecisionPolicy
@@ -85,6 +86,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
             "infer_auto_device_map",
             "init_empty_weights",
             "init_on_device",
+            "prepare_pippy",
         ],
         "accel_ckpt": ["Checkpointer", "ProjectConfiguration"],
     },

@@ -328,6 +328,14 @@ def _stored(part: _Part, placed: Mapping[str, int | str]) -> bool:
     return False
 
 
+def layer_sizes(
+    model: nn.Module, no_split_module_classes: Collection[str] | str | None = None
+) -> list[tuple[str, int]]:
+    """The layers of a model that hold tensors, in order, with their bytes; a shared tensor counts once, first."""
+    walk = _Walk(model, as_class_names(no_split_module_classes), None, None)
+    return [(layer.name, walk.size(layer)) for layer in walk.layers]
+
+
 def get_balanced_memory(
     model: nn.Module,
     max_memory: Memory | None = None,
