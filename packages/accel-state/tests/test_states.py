@@ -160,6 +160,19 @@ def test_reset_makes_handles_stale() -> None:
         _ = state.device
 
 
+def test_handles_hold_again_once_another_accelerator_is_made_on_the_same_device() -> None:
+    older = make(mixed_precision="bf16")
+    AcceleratorState._reset_state(reset_partial_state=True)
+    newer = make()
+    assert older.mixed_precision == "bf16" and older.device == newer.device and AcceleratorState() is newer
+    AcceleratorState._reset_state(reset_partial_state=True)
+    AcceleratorState._ended[0][1]["device"] = torch.device("meta")  # as if it had run elsewhere
+    last = make()
+    assert newer.initialized and AcceleratorState() is last
+    with pytest.raises(StateResetError, match="mixed_precision"):
+        _ = older.mixed_precision
+
+
 def test_plugins_are_opaque_and_say_what_the_job_is() -> None:
     plugin = SimpleNamespace(distributed_type=DistributedType.FSDP, fsdp_version=2)
     state = make(fsdp_plugin=plugin)

@@ -20,7 +20,9 @@ from accel_state.topology import Topology
 class AcceleratorState(ProcessFacts):
     """Precision and plugins of one Accelerator; each has its own, and several live side by side.
 
-    `AcceleratorState()` is that of the most recently constructed live Accelerator. Plugins are opaque: one that
+    `AcceleratorState()` is that of the most recently constructed live Accelerator. `_reset_state()` ends all; those that
+    still live hold again, with their own settings, once another is made on the same ranks and device: clients reset the
+    state for a new run and go on with the objects of the old one. Plugins are opaque: one that
     changes what the job is called declares `distributed_type`.
 
     Args:
@@ -38,10 +40,11 @@ class AcceleratorState(ProcessFacts):
     Raises:
         NoAcceleratorError: there is no live Accelerator.
         SettingError: settings were given that differ from those of the current one.
-        StateResetError: on reading an attribute after `_reset_state()`.
+        StateResetError: on reading an attribute after `_reset_state()`, until another Accelerator is made.
     """
 
     _made: ClassVar[list[weakref.ref[AcceleratorState]]] = []  # in order; dead ones are dropped when they are met
+    _ended: ClassVar[list[tuple[weakref.ref[AcceleratorState], dict[str, Any]]]] = []  # by a reset, and what they held
 
     device: torch.device
     num_processes: int
@@ -97,6 +100,7 @@ class AcceleratorState(ProcessFacts):
             )
             return
         process = PartialState(cpu, **kwargs)
+        self._revive(process.topology, process.device)
         vars(self).update(process.__dict__)  # plain values: hot paths read them
         self._mixed_precision = str(setting("mixed_precision", UNSET if mixed_precision is None else mixed_precision))
         self.dynamo_plugin = dynamo_plugin
@@ -121,6 +125,16 @@ class AcceleratorState(ProcessFacts):
                 return state
             made.pop()
         return None
+
+    @staticmethod
+    def _revive(topology: Topology, device: torch.device) -> None:
+        """Let the states that a reset ended, and that are of these ranks and this device, hold again."""
+        for reference, values in AcceleratorState._ended:
+            state = reference()
+            if state is not None and (values["topology"], values["device"]) == (topology, device):
+                vars(state).update(values)
+                AcceleratorState._made.append(reference)
+        AcceleratorState._ended.clear()
 
     def _check_same(self, mixed_precision: str | None, cpu: bool, **given: Any) -> None:
         if mixed_precision is not None and mixed_precision != self.mixed_precision:
@@ -231,10 +245,11 @@ class AcceleratorState(ProcessFacts):
 
     @staticmethod
     def _reset_state(reset_partial_state: bool = False) -> None:
-        """Forget every state, for tests and notebooks; handles raise from then on."""
+        """End every state, for tests, notebooks and the next run; handles raise until another Accelerator is made."""
         for reference in AcceleratorState._made:
             state = reference()
             if state is not None:
+                AcceleratorState._ended.append((reference, dict(vars(state))))
                 vars(state).clear()
         AcceleratorState._made.clear()
         if reset_partial_state:

@@ -42,10 +42,12 @@ else:
     fill(globals())
 '''
 
+# the home page of the names that it answers: clients look there for whether a package is the one they mean
 _METADATA = f"""Metadata-Version: 2.1
 Name: {ROOT}
 Version: {API_LEVEL}
 Summary: accel, under the name that existing programs import. {_NOTE}
+Home-page: https://github.com/huggingface/accelerate
 """
 
 
