@@ -68,6 +68,22 @@ def uneven_parts():
     return [i for batch in loader for i in gather_for_metrics(batch, gradient_state=mailbox).tolist()]
 
 
+@pytest.mark.parametrize("length", [21, 20, 18])
+def test_values_repeated_for_a_whole_batch_are_cut_to_a_shorter_last_one(length):
+    """As transformers' Trainer repeats the loss, also where a whole batch is a multiple of the last one."""
+    _, mailbox = rank_setup()
+    loader = prepare_data_loader(DataLoader(torch.arange(length), batch_size=8), gradient_state=mailbox)
+    counts = [len(gather_for_metrics(torch.zeros(8), gradient_state=mailbox)) for _ in loader]
+    assert counts == [8, 8, length - 16]
+
+
+def test_several_values_per_sample_are_all_kept_where_they_are_as_many_as_an_ordinary_batch():
+    _, mailbox = rank_setup()
+    loader = prepare_data_loader(DataLoader(torch.arange(12), batch_size=8), gradient_state=mailbox)
+    counts = [len(gather_for_metrics(batch.repeat_interleave(2), gradient_state=mailbox)) for batch in loader]
+    assert counts == [16, 8]
+
+
 def test_uneven_batches_lose_nothing(ranks):
     assert ranks(uneven_parts, 2) == [list(range(7))] * 2
 

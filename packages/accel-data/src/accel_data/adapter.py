@@ -72,6 +72,7 @@ class DataLoaderAdapter(DataLoaderStateMixin, DataLoader):
         self._cursor = Cursor()
         self._skips_by_hand = False
         self._tail: Tail | None = None
+        self.longest_gathered = 0  # by `gather_for_metrics` in this pass: values of one rank for one batch
         own = getattr(innermost_sampler(self._shard), "generator", None)
         self._own_generators(own)
 
@@ -91,7 +92,7 @@ class DataLoaderAdapter(DataLoaderStateMixin, DataLoader):
         current = self._start()
         feed = current.feed
         batches = self._batches(feed)
-        self._tail, self.ranks_met = None, False
+        self._tail, self.ranks_met, self.longest_gathered = None, False, 0
         self.begin()
         self.remainder = feed.remainder
         try:

@@ -109,6 +109,12 @@ class DataLoaderDispatcher(DataLoaderShard):
         size = self._shard.total_batch_size
         return None if size is None else size * self._batches_per_round
 
+    @property
+    def rank_batch_size(self) -> int | None:
+        """Samples that this rank takes in one step, but for the last; None where the loader does not tell."""
+        size = self.total_batch_size
+        return None if size is None else size // self._num_parts
+
     def __len__(self) -> int:
         """This rank's batches in a whole epoch, less those skipped at its start."""
         rounds, rest = divmod(len(self._shard), self._batches_per_round)

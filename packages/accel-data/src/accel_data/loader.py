@@ -117,6 +117,12 @@ class DataLoaderShard(DataLoaderAdapter):
         return size * sampler.num_replicas if size and isinstance(sampler, DistributedSampler) else size
 
     @property
+    def rank_batch_size(self) -> int | None:
+        """Samples that this rank takes in one step, but for the last; None for a batch sampler that does not tell."""
+        size = self._shard.total_batch_size
+        return None if size is None else size // self._shard.num_processes
+
+    @property
     def total_dataset_length(self) -> int:
         """Samples in the data set, over all ranks."""
         return int(getattr(self.dataset, "total_length", None) or len(self.dataset))  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ def gather_for_metrics(
     input_data: Any, *, gradient_state: Any, use_gather_object: bool = False, is_copy: bool = False
 ) -> Any:
     """Every rank's results for the current batch, without those of samples that only fill up the last one.
+
+    Of a last batch that is shorter than the others, values as many as others have are cut to its length.
 
     Args:
         input_data: any nesting of tensors whose first dimension is the batch (or a multiple of it, sample by sample);
@@ -36,17 +39,21 @@ def gather_for_metrics(
 
     Cost: what `accel_state.gather` or `gather_object` costs; nothing on one process.
     """
-    tail = _padded_tail(gradient_state.active_dataloader)
-    if use_gather_object or not _all_tensors(input_data):
+    loader = gradient_state.active_dataloader
+    cut = _tail_to_cut(loader)
+    longest = None if use_gather_object else _longest(input_data)
+    if longest is None:
         if is_copy:
             return gather_object([])
-        if tail is not None:
-            input_data = _real_part(input_data, tail) if tail.real else []
+        if cut is not None:
+            input_data = _real_part(input_data, cut) if cut.tail.real else []
         return gather_object(_as_items(input_data))
     if is_copy:
         input_data = recursively_apply(_nothing_of, input_data)
-    elif tail is not None:
-        input_data = recursively_apply(_cutter(tail), input_data)
+    elif cut is not None:
+        input_data = recursively_apply(_cutter(cut), input_data)
+    elif longest > getattr(loader, "longest_gathered", longest):
+        loader.longest_gathered = longest
     return gather(input_data)
 
 
@@ -74,18 +81,63 @@ def weighted_mean(value: Tensor | float, count: Tensor | float) -> Tensor:
     return total / weights  # type: ignore[no-any-return]
 
 
-def _padded_tail(loader: Any) -> Tail | None:
-    """The last batch of the loader being read, if it has been handed out and some rank's is partly padding."""
+def _tail_to_cut(loader: Any) -> _Cut | None:
+    """The last batch of the loader being read, if it was handed out and is padding in part, or shorter than others."""
     tail: Tail | None = getattr(loader, "tail", None)
-    return tail if tail is not None and tail.is_padded else None
+    if tail is None:
+        return None
+    ordinary = loader.rank_batch_size or 0
+    return _Cut(tail, ordinary, loader.longest_gathered) if tail.is_padded or tail.size < ordinary else None
 
 
-def _all_tensors(data: Any) -> bool:
+@dataclass(frozen=True)
+class _Cut:
+    """A last batch of which not all values count.
+
+    Args:
+        tail: the batch.
+        ordinary: this rank's samples in any other batch. Values of that many, such as a loss that was repeated for
+            each sample of a batch, were made without a look at the last one.
+        longest: values that came for another batch of the pass: with several for each sample, as many as an ordinary
+            batch has may belong to a shorter one.
+    """
+
+    tail: Tail
+    ordinary: int
+    longest: int
+
+    def kept(self, length: int) -> int | None:
+        """How many of `length` values belong to real samples; None, with a warning, where that cannot be told."""
+        tail = self.tail
+        if not tail.real:
+            return 0
+        each, rest = divmod(length, tail.size)
+        if length == self.ordinary and tail.size < length and (rest or self.longest < each * length):
+            return tail.real
+        if not rest:
+            return each * tail.real
+        if tail.is_padded:
+            warn_user(
+                f"gather_for_metrics got {length} values for a last batch of {tail.size} samples, {tail.real} of them "
+                "real: which values belong to the samples that only fill it up cannot be told, so all are kept.",
+            )
+        return None
+
+
+def _longest(data: Any) -> int | None:
+    """The longest first dimension of a nesting of tensors; None where a leaf is no tensor."""
+    lengths = [0]
+
+    def note(leaf: Tensor) -> Tensor:
+        if leaf.ndim:
+            lengths.append(leaf.shape[0])
+        return leaf
+
     try:
-        recursively_apply(lambda leaf: leaf, data, error_on_other_type=True)
+        recursively_apply(note, data, error_on_other_type=True)
     except TypeError:
-        return False
-    return True
+        return None
+    return max(lengths)
 
 
 def _as_items(data: Any) -> list[Any]:
@@ -94,20 +146,20 @@ def _as_items(data: Any) -> list[Any]:
     return [data]
 
 
-def _real_part(data: Any, tail: Tail) -> Any:
+def _real_part(data: Any, cut: _Cut) -> Any:
     """Objects without what belongs to fill-up samples."""
     if isinstance(data, Tensor):
-        return _cutter(tail)(data)
+        return _cutter(cut)(data)
     if isinstance(data, dict):
-        return {key: _real_part(value, tail) for key, value in data.items()}
-    if _is_structure(data, tail.size):
-        parts = [_real_part(value, tail) for value in data]
+        return {key: _real_part(value, cut) for key, value in data.items()}
+    if _is_structure(data, cut.tail.size):
+        parts = [_real_part(value, cut) for value in data]
         return type(data)(*parts) if hasattr(data, "_fields") else type(data)(parts)
     if isinstance(data, list | tuple):
-        kept = _num_kept(len(data), tail)
+        kept = cut.kept(len(data))
         return data if kept is None else list(data[:kept])
     if not isinstance(data, str | bytes | bool | None):
-        _num_kept(1, tail)  # which warns, unless it is that of a single sample
+        cut.kept(1)  # which warns, unless it is that of a single sample
     return data
 
 
@@ -134,28 +186,17 @@ def _is_batch(value: Any, size: int) -> bool:
     return False
 
 
-def _cutter(tail: Tail) -> Callable[[Tensor], Tensor]:
-    def cut(leaf: Tensor) -> Tensor:
+def _cutter(cut: _Cut) -> Callable[[Tensor], Tensor]:
+    def shortened(leaf: Tensor) -> Tensor:
         if leaf.ndim == 0:
+            if not cut.tail.is_padded:
+                return leaf
             warn_user(
                 "gather_for_metrics got a 0-d value on a last batch that was filled up: the fill-up samples are in it. "
                 "Gather the values per sample, or use weighted_mean(value, count).",
             )
             return leaf
-        kept = _num_kept(leaf.shape[0], tail)
+        kept = cut.kept(leaf.shape[0])
         return leaf if kept is None else leaf[:kept]
 
-    return cut
-
-
-def _num_kept(length: int, tail: Tail) -> int | None:
-    """How many of `length` values belong to real samples; None, with a warning, where that cannot be told."""
-    if not tail.real:
-        return 0
-    if length % tail.size == 0:
-        return length // tail.size * tail.real
-    warn_user(
-        f"gather_for_metrics got {length} values for a last batch of {tail.size} samples, {tail.real} of them real: "
-        "which values belong to the samples that only fill it up cannot be told, so all are kept.",
-    )
-    return None
+    return shortened
