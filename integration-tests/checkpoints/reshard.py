@@ -63,6 +63,11 @@ WAYS = {
     "pp on 4": Way(ranks=4, sizes={"pp_size": 4}),
     "pp interleaved": Way(ranks=2, sizes={"pp_size": 2}, pipeline={"schedule": "interleaved_1f1b"}),
     "pp in a V": Way(ranks=2, sizes={"pp_size": 2}, pipeline={"schedule": "zbv_zero_bubble"}),
+    "pp traced": Way(
+        ranks=2,
+        sizes={"pp_size": 2},
+        pipeline={"example": (torch.zeros(GLOBAL_BATCH // 4, 16, dtype=torch.long),), "cuts": ["3"]},
+    ),
     "pp+ddp": Way(ranks=4, sizes={"pp_size": 2, "dp_replicate_size": 2}),
     "pp+fsdp2": Way(ranks=4, sizes={"pp_size": 2, "dp_shard_size": 2}),
 }

@@ -34,6 +34,8 @@ CROSSINGS = [
     ("pp", "pp on 4"),
     ("pp interleaved", "fsdp2"),
     ("pp in a V", "pp interleaved"),
+    ("pp traced", "ddp"),
+    ("fsdp2+tp", "pp traced"),
     ("pp+ddp", "pp in a V"),
     ("pp+fsdp2", "tp"),
     ("fsdp2+tp", "pp+ddp"),

@@ -7,6 +7,7 @@ from torch import nn
 
 from accel_parallel import PipelineConfig, Plan, PlanContext, pipelined
 from accel_parallel.pipeline.cutting import balanced_runs, chain_of, cut_chain, require_known_names
+from accel_parallel.pipeline.model import PipelinedModel
 from accel_state.errors import PlanError, SettingError
 from accel_testkit.nets import TinyTransformer, chain_net
 from accel_testkit.training import tokens
@@ -141,6 +142,37 @@ def test_a_traced_model_equals_one_device(ranks):
 
     (first, names), (second, _) = ranks(body, 2)
     assert sorted(first + second) == names
+
+
+class Backwards(nn.Module):
+    """Registers its tied output before its input, which it calls first; with a module that has a version."""
+
+    def __init__(self):
+        super().__init__()
+        self.logits, self.norm, self.embedding = nn.Linear(4, 8, bias=False), nn.BatchNorm1d(4), nn.Embedding(8, 4)
+        self.logits.weight = self.embedding.weight
+
+
+def test_a_part_has_the_names_and_the_order_of_the_whole():
+    whole = Backwards()
+    (stage,) = cut_chain(whole, PipelineConfig(layers=["embedding", "norm", "logits"]), 1, [0])
+    stage.register_buffer("lifted", torch.ones(1))  # as tracing may add
+    part = PipelinedModel({0: stage}, 1, PipelineConfig(), torch.device("cpu"), None, Backwards, whole.state_dict())
+    assert [name for name, _ in part.named_parameters()] == [name for name, _ in whole.named_parameters()]
+    assert next(name for name, _ in part.named_parameters("m")) == "m.logits.weight"
+    both = [name for name, _ in part.named_parameters(remove_duplicate=False)]
+    assert both == [name for name, _ in whole.named_parameters(remove_duplicate=False)]
+    state = part.state_dict()
+    assert list(state) == list(whole.state_dict())
+    assert state._metadata["norm"] == {"version": 2}
+    del state["norm.num_batches_tracked"]
+    with pytest.raises(PlanError, match=r"the state lacks norm\.num_batches_tracked"):
+        part.load_state_dict(state)
+    state["norm.running_mean"] = torch.full((4,), 5.0)
+    assert part.load_state_dict({**state, "elsewhere.weight": 0}, strict=False).missing_keys == [
+        "norm.num_batches_tracked"
+    ]
+    assert torch.equal(whole.norm.running_mean, state["norm.running_mean"])
 
 
 def test_runs_are_balanced_and_none_is_empty():

@@ -113,3 +113,54 @@ def test_stages_scale_and_skip_as_one_device_does(ranks, sizes, options, n):
     assert list(state) == list(whole)
     for name, value in whole.items():
         assert (state[name] - value).abs().max() < 2e-3, name  # after steps of 0.05 and more
+
+
+def saved_by_stages(directory):
+    from accel import Accelerator
+    from accel_parallel import ParallelismConfig
+
+    accelerator = Accelerator(cpu=True, parallelism_config=ParallelismConfig(pp_size=2))
+    trained_once(accelerator)
+    accelerator.save_state(directory)
+
+
+def trained_once(accelerator):
+    """A chain with an optimizer of two groups that divide its layers crosswise, after an update."""
+    import torch
+    import torch.nn.functional as F
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(4)))
+    weights, biases = [layer.weight for layer in model], [layer.bias for layer in model]
+    optimizer = torch.optim.AdamW([{"params": weights, "weight_decay": 0.1}, {"params": biases, "lr": 0.2}], lr=0.1)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    accelerator.forward_backward((torch.ones(4, 4), torch.zeros(4, 4)), F.mse_loss)
+    optimizer.step()
+    return model, optimizer
+
+
+def test_what_stages_saved_is_converted_for_accelerate_in_the_models_order(tmp_path, ranks):
+    import torch
+
+    from accel import Accelerator
+    from accel_ckpt import convert_to_accelerate
+
+    ranks(saved_by_stages, 2, tmp_path / "ours")
+    convert_to_accelerate(tmp_path / "ours", tmp_path / "theirs")
+    found = []
+    for folder in ("ours", "theirs"):
+        accelerator = Accelerator(cpu=True)
+        model, optimizer = trained_once(accelerator)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.zero_()
+                optimizer.state[parameter]["exp_avg"].zero_()
+        accelerator.load_state(tmp_path / folder)
+        names = [name for name, _ in model.named_parameters()]
+        state = [optimizer.state[parameter]["exp_avg"] for parameter in model.parameters()]
+        rates = [group["lr"] for group in optimizer.param_groups]
+        found.append((dict(zip(names, state, strict=True)), model.state_dict(), rates))
+    for ours, theirs in zip(found[0][:2], found[1][:2], strict=True):
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], theirs[name]) and ours[name].any() for name in ours)
+    assert found[0][2] == found[1][2] == [0.1, 0.2]

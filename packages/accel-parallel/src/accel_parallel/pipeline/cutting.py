@@ -45,12 +45,18 @@ class Chain(nn.Module):
 
 def _graft(root: nn.Module, name: str, module: nn.Module) -> None:
     """Place a module at a dotted name, making what lies between."""
+    owner, last = _owner(root, name)
+    owner.add_module(last, module)
+
+
+def _owner(root: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """The module that something of a dotted name belongs to, and its name there; what lies between is made."""
     *path, last = name.split(".")
     for part in path:
         if part not in root._modules:  # noqa: SLF001 - asked without get_submodule's exception
             root.add_module(part, nn.Module())
         root = root.get_submodule(part)
-    root.add_module(last, module)
+    return root, last
 
 
 def chain_of(model: nn.Module, config: PipelineConfig) -> list[tuple[str, nn.Module]]:
@@ -191,7 +197,8 @@ def trace(model: nn.Module, config: PipelineConfig, num_stages: int) -> Any:
     """The model as torch's traced pipeline.
 
     Raises:
-        PlanError: the cuts do not make as many stages, name no module, or the model cannot be exported.
+        PlanError: the cuts do not make as many stages, name no module, or the model cannot be exported, or has state
+            that is no tensor.
     """
     assert config.example is not None
     cuts = list(config.cuts or ())
@@ -203,6 +210,23 @@ def trace(model: nn.Module, config: PipelineConfig, num_stages: int) -> Any:
         raise PlanError(f"`cuts` name no module of the model: {', '.join(unknown)}. See model.named_modules().")
     example: tuple[Tensor, ...] = tuple(config.example)
     try:
-        return pipeline(model, mb_args=example, split_spec=dict.fromkeys(cuts, SplitPoint.BEGINNING))
+        pipe = pipeline(model, mb_args=example, split_spec=dict.fromkeys(cuts, SplitPoint.BEGINNING))
     except Exception as error:  # what torch.export raises has no common class
         raise PlanError(f"torch cannot trace {type(model).__name__}: {error}. Otherwise {_WAYS}.") from error
+    _keep_unused(model, [pipe.get_stage_module(index) for index in range(num_stages)])
+    return pipe
+
+
+def _keep_unused(model: nn.Module, stages: Sequence[nn.Module]) -> None:
+    """Let the first stage hold what no stage has, since forward does not use it: it belongs to the model's state."""
+    there = {name for stage in stages for name in stage.state_dict()}
+    for name, value in model.state_dict(keep_vars=True).items():
+        if name in there:
+            continue
+        if not isinstance(value, Tensor):
+            raise PlanError(f"{name} is no tensor, and tracing keeps tensors alone: {_WAYS}.")
+        owner, last = _owner(stages[0], name)
+        if isinstance(value, nn.Parameter):
+            owner.register_parameter(last, value)
+        else:
+            owner.register_buffer(last, value)
