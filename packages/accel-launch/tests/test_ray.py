@@ -104,7 +104,7 @@ def test_a_helper_that_stays_does_not_hold_the_end(tmp_path):
 def test_a_thread_that_does_not_hear_ctrl_c_starts_ranks_that_do(tmp_path):
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
-        host = started("import time; print('here'); time.sleep(300)", tmp_path)
+        host = started("import os, time; os.write(1, b'here\\n'); time.sleep(300)", tmp_path)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     assert host.read()[0] == b"here\n"
@@ -123,7 +123,7 @@ def test_a_rank_and_its_helpers_end_with_the_actor(tmp_path, gone, how):
     rank = """
         import os, subprocess, sys, time
         helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
-        print(os.getpid(), helper.pid)
+        os.write(1, f"{os.getpid()} {helper.pid}\\n".encode())  # at once
         time.sleep(300)
     """
     actor = f"""

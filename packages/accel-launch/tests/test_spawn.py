@@ -268,6 +268,10 @@ def test_launch_from_python(accel, capfd, monkeypatch):
     assert sorted(capfd.readouterr().out.splitlines()) == ["0 0", "1 0"]
     with pytest.raises(LaunchError, match=r"train\.py failed with exit code 4"):
         launch("train.py", "4", num_processes=2, cpu=True)
+    accel.script("raise ValueError('a bad batch')", "bad.py")
+    for flags in ({"num_processes": 1}, {"num_processes": 2}, {"num_processes": 2, "launcher": "elastic"}):
+        with pytest.raises(LaunchError, match=r"bad\.py failed with exit code 1:(?s:.*)Traceback(?s:.*)a bad batch$"):
+            launch("bad.py", cpu=True, **flags)
     with pytest.raises(SettingError, match="'num_procs'; did you mean 'num_processes'"):
         launch("train.py", num_procs=2)
 

@@ -117,6 +117,13 @@ class LaunchPlan(NamedTuple):
         return text
 
 
+class Ending(NamedTuple):
+    """How a launch ended: its exit code, and what is known about a failure."""
+
+    code: int
+    words: str
+
+
 def make_plan(
     config: LaunchConfig,
     *,

@@ -9,7 +9,7 @@ from typing import Any
 
 from accel_launch import deepspeed
 from accel_launch.config import Target, resolve_config
-from accel_launch.plan import LaunchPlan, make_plan
+from accel_launch.plan import Ending, LaunchPlan, make_plan
 from accel_launch.ray.plan import require_ray
 from accel_state.errors import LaunchError
 from accel_state.settings import find_setting
@@ -24,17 +24,21 @@ def run_plan(plan: LaunchPlan) -> int:
     Raises:
         LaunchError: the port is taken, the command cannot be started, or what it needs is not installed.
     """
+    return _run(plan, keeps_words=False).code
+
+
+def _run(plan: LaunchPlan, keeps_words: bool) -> Ending:
     if os.name == "nt":
-        return _run_one(plan)
-    if plan.config.value("launcher") == "ray":
-        require_ray()
+        return Ending(_run_one(plan), "")
     from accel_launch.spawn.supervisor import supervise
 
+    if plan.config.value("launcher") == "ray":
+        require_ray()
     if plan.env_file is None:
-        return supervise(plan)
+        return supervise(plan, keeps_words)
     deepspeed.require_deepspeed()
     with deepspeed.written(plan.env_file, Path.cwd()):
-        return supervise(plan)
+        return supervise(plan, keeps_words)
 
 
 def launch(script: str, *arguments: str, module: bool = False, no_python: bool = False, **settings: Any) -> None:
@@ -49,14 +53,15 @@ def launch(script: str, *arguments: str, module: bool = False, no_python: bool =
 
     Raises:
         SettingError: an unknown setting or a value that is not allowed.
-        LaunchError: it cannot be started, or a process failed; the output of the processes says why.
+        LaunchError: it cannot be started, or a process failed: with the traceback of the one that failed first.
     """
     for key in settings:
         find_setting(key)
     target = Target(script, arguments, module, no_python)
-    code = run_plan(make_plan(resolve_config(target, settings)))
-    if code:
-        raise LaunchError(f"{script} failed with exit code {code}; its error stands in its output above")
+    ended = _run(make_plan(resolve_config(target, settings)), keeps_words=True)
+    if ended.code:
+        why = f":\n{ended.words}" if ended.words else "; its output above says why"
+        raise LaunchError(f"{script} failed with exit code {ended.code}{why}")
 
 
 def _run_one(plan: LaunchPlan) -> int:

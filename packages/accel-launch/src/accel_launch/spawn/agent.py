@@ -20,8 +20,8 @@ from accel_launch.spawn.supervisor import Run
 class AgentRun(Run):
     """The agent of this machine, with its ranks' streams."""
 
-    def __init__(self, plan: LaunchPlan, guard: Guard, wakeup: int) -> None:
-        super().__init__(plan, guard, wakeup)
+    def __init__(self, plan: LaunchPlan, guard: Guard, wakeup: int, keeps_words: bool) -> None:
+        super().__init__(plan, guard, wakeup, keeps_words)
         self.rank_streams: list[tuple[Stream, Stream]] = []
         self._results, self._result_writer = os.pipe()
 

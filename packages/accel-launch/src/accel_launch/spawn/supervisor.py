@@ -8,26 +8,30 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from accel_launch.plan import LaunchPlan, RankPlan
+from accel_launch.plan import Ending, LaunchPlan, RankPlan
 from accel_launch.spawn.child import Child
 from accel_launch.spawn.guard import Guard
 from accel_launch.spawn.logs import open_logs
 from accel_launch.spawn.port import Port
 from accel_launch.spawn.relay import Relay, Stream
-from accel_launch.spawn.report import exit_code, failure_message, first_failure, shell_code
+from accel_launch.spawn.report import exit_code, failure_message, first_failure, last_words, shell_code
 from accel_state import STOPPED_EXIT_CODE
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)  # the last is Slurm's `--signal=USR1`
 
 
-def supervise(plan: LaunchPlan) -> int:
+def supervise(plan: LaunchPlan, keeps_words: bool = False) -> Ending:
     """Run a plan to its end; has to be called on the main thread.
 
     The first rank that fails ends the others: SIGTERM, and SIGKILL to the whole group after `plan.grace_s`. A signal
     to the launcher is handed on once; a second Ctrl-C kills at once.
 
+    Args:
+        plan: what to start.
+        keeps_words: a single process, too, writes through us, so that its error is known here.
+
     Returns:
-        0 when all ended well, else the exit code of the first failure.
+        0 when all ended well, else the exit code of the first failure and its traceback.
 
     Raises:
         LaunchError: the port is taken or a command cannot be started; whoever was started already is ended.
@@ -37,7 +41,7 @@ def supervise(plan: LaunchPlan) -> int:
     guard = Guard()
     try:
         with _wakeups() as wakeup:
-            run = _kind_of_run(plan)(plan, guard, wakeup)
+            run = _kind_of_run(plan)(plan, guard, wakeup, keeps_words)
             try:
                 run.start(None if port is None else port.number)
                 run.wait()
@@ -61,8 +65,9 @@ def _kind_of_run(plan: LaunchPlan) -> type[Run]:
 class Run:
     """The processes of one launch and how far it is."""
 
-    def __init__(self, plan: LaunchPlan, guard: Guard, wakeup: int) -> None:
+    def __init__(self, plan: LaunchPlan, guard: Guard, wakeup: int, keeps_words: bool) -> None:
         self.plan = plan
+        self.keeps_words = keeps_words
         self.guard = guard
         self.wakeup = wakeup
         self.relay = Relay()
@@ -88,7 +93,8 @@ class Run:
         """A pair for each rank; one alone has ours, unless its lines are marked or kept."""
         config, ranks = self.plan.config, self.plan.ranks
         folder, is_marked = config.value("log_dir"), config.value("log_prefix")
-        if len(ranks) == 1 and folder is None and not is_marked and self.plan.agent is None:
+        is_plain = folder is None and not is_marked and not self.keeps_words
+        if len(ranks) == 1 and is_plain and self.plan.agent is None:
             return [None]
         logs = open_logs(folder, config.value("tee"), ranks[0].rank, len(ranks))
         return [
@@ -113,22 +119,23 @@ class Run:
         self.relay.drain()
         self.relay.close()
 
-    def conclude(self) -> int:
-        """Say who failed first, and pass on what waits; the exit code."""
+    def conclude(self) -> Ending:
+        """Say who failed first, and pass on what waits."""
         blamed = first_failure(self.children)
-        code = 0
+        code, words = 0, ""
         if blamed is not None and self.interrupted_by is not None:
             self.relay.outlets[1].put(f"accel launch: ended by {self.interrupted_by.name}\n".encode())
             code = shell_code(blamed.returncode or 0)
         elif blamed is not None:
-            code = exit_code(self.children, blamed)
+            code, message = exit_code(self.children, blamed), self.failure_message(blamed)
+            words = message.strip() or last_words(blamed.tail)
             if code == STOPPED_EXIT_CODE:
                 self.relay.outlets[1].put(f"accel launch: stopped, to be resumed: exit code {code}\n".encode())
             elif not self.plan.config.value("quiet"):
-                self.relay.outlets[1].put(self.failure_message(blamed).encode())
+                self.relay.outlets[1].put(message.encode())
         while not (self.relay.is_flushed or self.is_impatient):
             self._turn(None)
-        return code
+        return Ending(code, words)
 
     def failure_message(self, blamed: Child) -> str:
         """The last words on the console."""
