@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,13 +28,11 @@ from accel_parallel import (
     get_balanced_memory,
     get_non_persistent_buffers,
     infer_auto_device_map,
-    model_has_dtensor,
     offload_weight,
     retie_parameters,
     save_offload_index,
     set_module_tensor_to_device,
 )
-from accel_state import broadcast_object_list
 from accel_state.errors import AccelError, CheckpointMismatchError, DeviceMapError, SettingError
 
 _log = logging.getLogger(__name__)
@@ -344,7 +343,7 @@ def _load(
         raise SettingError(
             "offload_8bit_bnb=True is for models that bitsandbytes quantised, which accel does not offer"
         )
-    if target.device_map is None and (broadcast_from_rank0 or model_has_dtensor(model)):
+    if target.device_map is None and (broadcast_from_rank0 or _is_sharded(model)):
         _load_distributed(model, checkpoint, strict, full_state_dict, broadcast_from_rank0)
         return
     if broadcast_from_rank0:
@@ -362,12 +361,20 @@ def _load(
     target.finish(checkpoint, strict)
 
 
+def _is_sharded(model: nn.Module) -> bool:
+    """Whether it has DTensors, whose module is not imported to find that out: it takes seconds."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and any(isinstance(tensor, module.DTensor) for tensor in model.parameters())
+
+
 def _load_distributed(
     model: nn.Module, checkpoint: Path_, strict: bool, full_state_dict: bool, broadcast_from_rank0: bool
 ) -> None:
     """By torch's own function, which knows how sharded tensors lie. Every rank ends with rank 0's error."""
     import torch.distributed as dist
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+    from accel_state import broadcast_object_list
 
     if broadcast_from_rank0 and not (dist.is_available() and dist.is_initialized()):
         raise SettingError(
