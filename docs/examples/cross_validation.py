@@ -1,6 +1,8 @@
 """Cross-validation: a net per fold, each with an Accelerator that has let go of the one before; then all of them vote.
 
-accel launch --cpu --num-processes 2 docs/examples/cross_validation.py
+    accel launch --cpu --num-processes 2 docs/examples/cross_validation.py
+
+The samples that a fold holds out are read in parts by all ranks, and come back whole and in order on each.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--updates", type=int, default=60)
     parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--batch-size", type=int, default=64, help="the same batch on all ranks of a pipeline")
+    parser.add_argument("--batch-size", type=int, default=128, help="the same batch on all ranks of a pipeline")
     parser.add_argument("--micro-batches", type=int, default=4, help="that a batch is cut into")
     parser.add_argument("--schedule", choices=["gpipe", "1f1b"], default="1f1b")
     return parser.parse_args(argv)
@@ -67,7 +67,7 @@ def main(argv: list[str] | None = None) -> None:
     )
     set_seed(0)
     model = character_model(args.layers)
-    optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     model, optimizer, loader = accelerator.prepare(
         model, optimizer, DataLoader(text(), args.batch_size, shuffle=True, drop_last=True)
     )
