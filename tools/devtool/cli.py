@@ -105,7 +105,8 @@ def _parser() -> argparse.ArgumentParser:
     surface = add("surface", "write the snapshot of public names, parameters, defaults and flags")
     surface.add_argument("--check", action="store_true", help="only show what differs from the committed snapshot")
 
-    add("docs", "check links and code blocks of every page")
+    docs = add("docs", "check links and code blocks of every page, and that pages made from code are up to date")
+    docs.add_argument("--write", action="store_true", help="make them anew: the reference and the pictures")
 
     bench = add("bench", "run benchmarks beside the peer, which gets an environment of its own")
     bench.add_argument("names", nargs="*", metavar="NAME", help="such as import, launch, step; all by default")
@@ -200,10 +201,11 @@ def _surface(options: argparse.Namespace, _extra: list[str]) -> int:
     return surface.run_surface(check=options.check)
 
 
-def _docs(_options: argparse.Namespace, _extra: list[str]) -> int:
+def _docs(options: argparse.Namespace, _extra: list[str]) -> int:
+    _inside()
     from devtool import docs
 
-    return docs.run_docs()
+    return docs.run_docs(write=options.write)
 
 
 def _bench(options: argparse.Namespace, _extra: list[str]) -> int:

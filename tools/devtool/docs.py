@@ -1,4 +1,7 @@
-"""``tools/dev docs``: links lead somewhere, and code blocks are code. (That they also run is each page's test.)"""
+"""``tools/dev docs``: links lead somewhere, code blocks are code, and pages made from code are up to date.
+
+Blocks marked ``python`` are ours, and run in each page's test; those marked ``py`` are of others, or parts.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +12,30 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote
 
+from devtool import pictures, reference
 from devtool.paths import ROOT
 
 LINK = re.compile(r"!?\[[^\]]*\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\s*\)")
 FENCE = re.compile(r"^(`{3,}|~{3,})\s*(\S*)[^\n]*\n(.*?)^\1\s*$", re.MULTILINE | re.DOTALL)
 
 
-def run_docs() -> int:
-    """Check every page; prints what is wrong and returns 1 then."""
+def run_docs(*, write: bool) -> int:
+    """Check every page, with ``write`` after those made from code; prints what is wrong and returns 1 then."""
+    if write:
+        reference.write_pages()
+        pictures.write_pictures()
     pages = list(find_pages())
     problems = [problem for page in pages for problem in problems_of(page)]
+    problems += [f"{path} is not what the code gives: `tools/dev docs --write`" for path in stale()]
     for problem in problems:
         print(problem, file=sys.stderr)
     print(f"{len(pages)} pages, {len(problems)} problem(s)")
     return int(bool(problems))
+
+
+def stale() -> list[str]:
+    """Pages and pictures that are not what they are made from gives."""
+    return [*reference.stale_pages(), *pictures.stale_pictures()]
 
 
 def find_pages() -> Iterator[Path]:

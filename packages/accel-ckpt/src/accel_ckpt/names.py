@@ -18,6 +18,7 @@ WEIGHTS_INDEX_NAME = f"{WEIGHTS_NAME}.index.json"
 SAFE_WEIGHTS_NAME = f"{SAFE_MODEL_NAME}.safetensors"
 SAFE_WEIGHTS_PATTERN_NAME = f"{SAFE_MODEL_NAME}{{suffix}}.safetensors"
 SAFE_WEIGHTS_INDEX_NAME = f"{SAFE_WEIGHTS_NAME}.index.json"
+"""Names of files in the peer's checkpoints, and of weights for any reader; a set of shards fills `{suffix}` in."""
 
 # ---- ours
 FORMAT_NAME = "accel-checkpoint"
