@@ -20,8 +20,8 @@ from accel_state.topology import Topology
 class AcceleratorState(ProcessFacts):
     """Precision and plugins of one Accelerator; each has its own, and several live side by side.
 
-    `AcceleratorState()` is that of the most recently constructed live Accelerator. `_reset_state()` ends all; those that
-    still live hold again, with their own settings, once another is made on the same ranks and device: clients reset the
+    `AcceleratorState()` is that of the most recently constructed live Accelerator. `_reset_state()` ends all; those
+    that still live hold again, with their own settings, once another is made on the same ranks and device: clients reset the
     state for a new run and go on with the objects of the old one. Plugins are opaque: one that
     changes what the job is called declares `distributed_type`.
 

@@ -115,6 +115,7 @@ def build_pipeline(
         state.device,
         dist.group.WORLD,
         type(model),
+        tuple(model.state_dict()),
         pipe.info(),
     )
 
