@@ -21,9 +21,9 @@ class AcceleratorState(ProcessFacts):
     """Precision and plugins of one Accelerator; each has its own, and several live side by side.
 
     `AcceleratorState()` is that of the most recently constructed live Accelerator. `_reset_state()` ends all; those
-    that still live hold again, with their own settings, once another is made on the same ranks and device: clients reset the
-    state for a new run and go on with the objects of the old one. Plugins are opaque: one that
-    changes what the job is called declares `distributed_type`.
+    that still live hold again, with their own settings, once another is made on the same ranks and device: clients
+    reset the state for a new run and go on with the objects of the old one. Plugins are opaque: one that changes what
+    the job is called declares `distributed_type`.
 
     Args:
         mixed_precision: `no`, `bf16`, `fp16` or `fp8`; from the settings by default.
