@@ -40,6 +40,8 @@ def test_a_pipeline_trains_as_the_same_script_does_on_one_process(ranks):
             assert "pp" in accelerator.explain()
             with pytest.raises(PlanError, match=r"unwrap_model cannot give back a pipelined model.*get_state_dict"):
                 accelerator.unwrap_model(model)
+            with pytest.raises(PlanError, match=r"a second model, a Linear, under pp_size above 1"):
+                accelerator.prepare(torch.nn.Linear(1, 1))
         return [None if loss is None else float(loss) for loss in (*losses, last)], norms
 
     ((want, want_norms),) = ranks(body, 1, 1)
