@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections import OrderedDict
 
 import pytest
@@ -186,6 +188,34 @@ def test_weights_in_place_of_the_parts_own_are_written(tmp_path, ranks):
         loaded = load_checkpoint(tmp_path / "c", {"net": model}, strict=False)
     assert loaded.differences == ("net.2.3._extra_state: missing in the checkpoint",)
     assert torch.equal(model[0][1].running_var, torch.full((4,), 3.0))
+
+
+def save_on_nodes(directory, within):
+    """Two nodes of two ranks, with pipelines of two stages within nodes or across them."""
+    rank = int(os.environ["RANK"])
+    node, local = divmod(rank, 2)
+    os.environ |= {"LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": "2"}
+    os.environ |= {"GROUP_RANK": str(node), "GROUP_WORLD_SIZE": "2"}
+    PartialState(cpu=True)
+    stage = local if within else node
+    try:
+        save_checkpoint(directory / f"disk-{node}", objects_of(pieces(2, stage), 1.0), save_on_each_node=True)
+    except CheckpointError as error:
+        return str(error)
+
+
+def test_each_node_has_all_parts_or_none_saves(tmp_path, ranks):
+    assert ranks(save_on_nodes, 4, tmp_path, True) == [None] * 4
+    whole = contents(objects_of(None, 1.0))
+    for node in (0, 1):
+        objects = objects_of(None, 0.0)
+        load_checkpoint(tmp_path / f"disk-{node}", objects)
+        assert contents(objects) == whole
+        shutil.rmtree(tmp_path / f"disk-{node}")
+    for said in ranks(save_on_nodes, 4, tmp_path, False):
+        assert said.startswith("net: no rank has 1.0.weight, 1.0.bias")
+        assert "keep pipelines within nodes" in said
+    assert list(tmp_path.iterdir()) == []
 
 
 # ---------------------------------------------------------------- putting together, without processes

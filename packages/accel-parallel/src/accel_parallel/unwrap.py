@@ -61,7 +61,8 @@ def extract_model_from_parallel(
     """The model inside the wrappers that preparing added.
 
     Nothing is taken away from the prepared model, which keeps working: where less is wanted than the model has, the
-    result is a view, another object of the same class over the same parameters and submodules.
+    result is a view, another object of the same class over the same parameters and submodules. A pipelined model has no
+    whole one inside and comes back itself.
 
     Args:
         model: prepared or not.

@@ -190,6 +190,11 @@ def prepare_model(
     for known in accelerator.registry.models:
         if accel_parallel.inner_model(known) is bare:
             return known  # prepared already, be it by the wrapper or by what is inside
+    if any(accel_parallel.is_pipelined(known) for known in accelerator.registry.models):
+        raise PlanError(
+            f"a second model, a {type(model).__name__}, under pp_size above 1: a schedule runs stages of one model. "
+            "Make both parts of one model, or prepare this one by an Accelerator without pp"
+        )
     place = accelerator.device_placement if device_placement is None else device_placement
     plan = model_plan(accelerator, place=place, evaluation_mode=evaluation_mode)
     prepared = accelerator.engine.prepare_model(model, plan)
