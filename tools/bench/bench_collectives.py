@@ -81,7 +81,7 @@ def main() -> int:
     runs = count()
     rows.append(
         compare(
-            "should_stop, added to an update of 1 ms",
+            "should_stop, added to 1 ms and an all-reduce",
             "µs",
             peer=None,
             ours=lambda: ours.added(next(runs), "should_stop"),

@@ -9,7 +9,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any, ClassVar
 
-from accel_launch.spawn.supervisor import STOP_SIGNALS
+from accel_launch.signals import STOP_SIGNALS
 from accel_state import STOPPED_EXIT_CODE
 
 

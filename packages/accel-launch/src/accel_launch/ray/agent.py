@@ -25,8 +25,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from accel_launch.ray.host import Host
 from accel_launch.ray.places import Place, by_machine, rank_variables
+from accel_launch.signals import STOP_SIGNALS
 from accel_launch.spawn.report import shell_code
-from accel_launch.spawn.supervisor import STOP_SIGNALS
 from accel_state import STOPPED_EXIT_CODE
 from accel_state.errors import LaunchError
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from accel_launch.plan import Ending, LaunchPlan, RankPlan
+from accel_launch.signals import STOP_SIGNALS
 from accel_launch.spawn.child import Child
 from accel_launch.spawn.guard import Guard
 from accel_launch.spawn.logs import open_logs
@@ -16,8 +17,6 @@ from accel_launch.spawn.port import Port
 from accel_launch.spawn.relay import Relay, Stream
 from accel_launch.spawn.report import exit_code, failure_message, first_failure, last_words, shell_code
 from accel_state import STOPPED_EXIT_CODE
-
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)  # the last is Slurm's `--signal=USR1`
 
 
 def supervise(plan: LaunchPlan, keeps_words: bool = False) -> Ending:
