@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def _figures(python: Path, library: str, checkpoint: Path) -> dict[str, float]:
-    command = [python, MEASURED, "--library", library, "--checkpoint", checkpoint]
+    command: list[str | Path] = [python, MEASURED, "--library", library, "--checkpoint", checkpoint]
     figures: dict[str, float] = json.loads(output_of(command).splitlines()[-1])
     return figures
 
