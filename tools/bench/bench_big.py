@@ -19,7 +19,8 @@ MEASURED = Path(__file__).parent / "measured_big.py"
 ROWS = (
     ("load_checkpoint_and_dispatch, 1 GB to the CPU", "s", "load", "load", 1.0),
     ("the same with every page read, to reading", "s", "own:read", "load_and_read", 1.2),
-    ("the same, extra peak memory", "MB", "load_peak", "load_peak", 0.5),
+    ("the same, extra peak memory", "MB", "load_peak", "load_peak", None),
+    ("extra peak memory, model with numbers", "MB", "refill_peak", "refill_peak", 0.5),
     ("forward of 1 GB offloaded to disk", "s", "forward", "forward", 0.7),
     ("the same, the first one", "s", "first_forward", "first_forward", 0.7),
     ("infer_auto_device_map, 10,000 modules", "s", "plan", "plan", 0.1),
@@ -53,7 +54,7 @@ def main() -> int:
 
 
 def _figures(python: Path, library: str, checkpoint: Path) -> dict[str, float]:
-    command = [python, MEASURED, "--library", library, "--checkpoint", checkpoint]
+    command: list[str | Path] = [python, MEASURED, "--library", library, "--checkpoint", checkpoint]
     figures: dict[str, float] = json.loads(output_of(command).splitlines()[-1])
     return figures
 

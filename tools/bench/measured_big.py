@@ -90,6 +90,8 @@ def measure(library: str, folder: Path, scratch: Path) -> dict[str, float]:
     load: Callable[..., nn.Module] = module.load_checkpoint_and_dispatch  # imported from here on
     model = empty(module)
     figures["load"], figures["load_peak"] = peak_of(lambda: load(model, str(folder), device_map={"": "cpu"}))
+    model = net()
+    _, figures["refill_peak"] = peak_of(lambda: load(model, str(folder)))
     model = empty(module)
     figures["load_and_read"] = seconds(lambda: touch(load(model, str(folder), device_map={"": "cpu"})))
     model = empty(module)

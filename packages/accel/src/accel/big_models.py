@@ -29,7 +29,6 @@ from accel_parallel import (
     get_non_persistent_buffers,
     infer_auto_device_map,
     offload_weight,
-    retie_parameters,
     save_offload_index,
     set_module_tensor_to_device,
 )
@@ -231,17 +230,17 @@ class _Target:
             return  # another name of a tied weight, which is tied again at the end
         self._filled.add(key)
         dtype = self.dtype_of(name, old)
+        others = [] if key[0] < 0 else [n for n in self.tied[key[0]] if n != name and self.place_of(n) == where]
         if where == "disk":
-            self._keep_on_disk(name, old, value, dtype)
+            self._keep_on_disk(name, others, old, value, dtype)
         elif not old.is_meta and (where is None or torch.device(where) == old.device) and old.dtype == dtype:
             with torch.no_grad():
                 old.copy_(value)
         else:
             device = where if where is not None else "cpu" if old.is_meta else old.device
             set_module_tensor_to_device(self.model, name, device, value=value, dtype=dtype)
-        if key[0] >= 0:  # the tie is made again from the name that was loaded
-            others = [other for other in self.tied[key[0]] if other != name and self.place_of(other) == where]
-            retie_parameters(self.model, [[name, *others]])
+        for other in others:
+            _tie(self.model, other, name)
 
     def place_of(self, name: str) -> Any:
         """The device that the map gives; None without a map."""
@@ -261,7 +260,7 @@ class _Target:
             return torch.float32
         return self.dtype
 
-    def _keep_on_disk(self, name: str, old: Tensor, value: Tensor, dtype: torch.dtype) -> None:
+    def _keep_on_disk(self, name: str, tied: list[str], old: Tensor, value: Tensor, dtype: torch.dtype) -> None:
         if not isinstance(old, nn.Parameter) and not self.offload_buffers:
             set_module_tensor_to_device(self.model, name, "cpu", value=value, dtype=dtype)
             return
@@ -269,26 +268,30 @@ class _Target:
         assert self.offload_folder is not None
         if name in self.files and value.dtype == dtype:
             file, stored_name = self.files[name]
-            self.index[name] = {
+            entry = {
                 "safetensors_file": str(file.resolve()),
                 "weight_name": stored_name,
                 "dtype": str(dtype).removeprefix("torch."),
                 "shape": list(value.shape),
             }
+            self.index |= dict.fromkeys([name, *tied], entry)
         else:
-            offload_weight(value.to(dtype), name, self.offload_folder, self.index)
+            for each in (name, *tied):
+                offload_weight(value.to(dtype), each, self.offload_folder, self.index)
 
     def finish(self, checkpoint: Path_, strict: bool) -> None:
         """The index; then what did not fit."""
-        for names in self.tied:
-            entry = next((self.index[name] for name in names if name in self.index), None)
-            if entry is not None and "safetensors_file" in entry:
-                self.index |= {name: entry for name in names if self.place_of(name) == "disk"}
         if self.index and self.offload_folder is not None:
             save_offload_index(self.index, self.offload_folder)
         covered = {self._group[name] for name in self.done if name in self._group}
         missing = [name for name in self._names if name not in self.done and self._group.get(name) not in covered]
         _report(type(self.model).__name__, checkpoint, missing, self.unexpected, self.misshapen, strict)
+
+
+def _tie(model: nn.Module, name: str, first: str) -> None:
+    """Give one name the parameter that another one has."""
+    path, _, own_name = name.rpartition(".")
+    setattr(model.get_submodule(path), own_name, model.get_parameter(first))
 
 
 def _state(model: nn.Module) -> dict[str, Tensor]:

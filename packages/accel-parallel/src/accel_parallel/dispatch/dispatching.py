@@ -82,7 +82,7 @@ def disk_offload(
     """
     folder = make_offload_folder(offload_dir)
     offload_state_dict(folder, _values(model, offload_buffers))
-    weights = OffloadedWeightsLoader(save_folder=folder)
+    weights = OffloadedWeightsLoader(save_folder=folder, index=_index_of(folder))
     _require_all(model, weights, str(folder))
     _offload_all(model, execution_device, offload_buffers, weights, preload_module_classes)
     return model
@@ -229,9 +229,12 @@ def _stored_weights(
     if "disk" in device_map.values():
         folder = make_offload_folder(offload_dir)
         offload_state_dict(folder, to_write)
-        if Path(folder, INDEX_NAME).exists():
-            index = {**read_offload_index(folder), **index}
+        index = {**_index_of(folder), **index}
     return OffloadedWeightsLoader(in_memory, offload_dir, index)
+
+
+def _index_of(folder: Path) -> dict[str, Any]:
+    return read_offload_index(folder) if Path(folder, INDEX_NAME).exists() else {}
 
 
 def _fill(model: nn.Module, state_dict: Mapping[str, Tensor], device_map: Mapping[str, Any]) -> None:

@@ -191,13 +191,26 @@ def align_module_device(module: nn.Module, execution_device: int | str | torch.d
             hook.release(module)
             hook.execution_device = before
     elif execution_device is not None:
-        places = [(tensor, tensor.device) for _, tensor in named_module_tensors(module)]
-        try:
-            for tensor, _ in places:
-                tensor.data = tensor.data.to(execution_device)
-            yield
-        finally:
-            for tensor, device in places:
-                tensor.data = tensor.data.to(device)
+        yield from _aligned(module, any_to_device(execution_device))
     else:
         yield
+
+
+def _aligned(module: nn.Module, device: torch.device) -> Iterator[None]:
+    """Copies of a module's own tensors take their places for a block; what was written to them is kept."""
+    moved: list[tuple[Any, str, Tensor]] = []
+    for held in (module._parameters, module._buffers):  # noqa: SLF001 - the places themselves are what changes
+        for name, tensor in held.items():
+            if tensor is not None and tensor.device != device:
+                _require_value(name, tensor, None, device)
+                moved.append((held, name, tensor))
+    for held, name, tensor in moved:
+        held[name] = _as_held(tensor.detach().to(device), tensor)
+    try:
+        yield
+    finally:
+        for held, name, tensor in moved:
+            if device.type != "meta":
+                with torch.no_grad():
+                    tensor.copy_(held[name])
+            held[name] = tensor

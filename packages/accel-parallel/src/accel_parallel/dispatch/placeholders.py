@@ -56,6 +56,7 @@ class OffloadedWeight(Tensor):
         execution_device: where the weight's module computes.
         shown_name: for messages.
         restored: what has taken the place of this for good, kept so that tied weights stay one.
+        is_view: whether it was detached from another one, as state dicts do.
     """
 
     weights: Mapping[str, Tensor]
@@ -63,6 +64,7 @@ class OffloadedWeight(Tensor):
     execution_device: torch.device
     shown_name: str
     restored: Tensor | None
+    is_view: bool
     _is_param: bool  # torch's own mark: with it, isinstance(…, nn.Parameter) holds
 
     def __new__(cls, data: Tensor | None = None, requires_grad: bool = True) -> nn.Parameter:  # type: ignore[misc]
@@ -94,8 +96,11 @@ class OffloadedWeight(Tensor):
         return known
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        value = self.load_now(torch.device("cpu"))
-        return (nn.Parameter(value, self.requires_grad) if self._is_param else value).__reduce_ex__(protocol)
+        """In a model it stays what it is; in a state dict its numbers are saved."""
+        if self.is_view:
+            return self.load_now(torch.device("cpu")).__reduce_ex__(protocol)
+        parts = (tuple(self.shape), self.dtype, self.requires_grad, self._is_param, self.weights)
+        return _rebuilt, (*parts, self.key, self.execution_device, self.shown_name)
 
     @classmethod
     def __torch_function__(
@@ -112,7 +117,9 @@ class OffloadedWeight(Tensor):
             with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - torch's documented way
                 return func(*args, **kwargs)
         if name == "detach" or (attribute == "data" and name == "__get__"):
-            return _like(args[0], args[0].weights, is_parameter=False)
+            view = _like(args[0], args[0].weights, is_parameter=False)
+            view.is_view = True
+            return view
         changed = kwargs.get("out", args[0] if name == "__set__" or _changes_in_place(name) else None)
         if isinstance(changed, cls):
             raise OffloadError(
@@ -156,8 +163,16 @@ def _make(
         wants_gradient = is_parameter and old.requires_grad
         made: OffloadedWeight = torch.Tensor._make_subclass(OffloadedWeight, meta, wants_gradient)  # noqa: SLF001
     made.weights, made.key, made.execution_device, made.shown_name = weights, key, execution_device, shown_name
-    made.restored, made._is_param = None, is_parameter  # noqa: SLF001
+    made.restored, made.is_view, made._is_param = None, False, is_parameter  # noqa: SLF001
     return made
+
+
+def _rebuilt(
+    shape: tuple[int, ...], dtype: torch.dtype, requires_grad: bool, is_parameter: bool, *rest: Any
+) -> OffloadedWeight:
+    """Of a pickled model."""
+    empty = torch.empty(shape, dtype=dtype, device="meta")
+    return _make(empty.requires_grad_(requires_grad), is_parameter, *rest)
 
 
 def _changes_in_place(name: str) -> bool:

@@ -86,7 +86,9 @@ class Prefetcher:
         return fetched.weights
 
     def finish(self) -> None:
-        """The forward of the whole model is over: what was fetched for nothing is let go."""
+        """The forward of the whole model is over: nothing follows the last layer, and what was fetched for it goes."""
+        if self._last is not None:
+            self._next.pop(self._last, None)
         self._last = None
         if self._pending is not None:
             self._pending[1].cancel()

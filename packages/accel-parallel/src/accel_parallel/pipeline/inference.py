@@ -10,7 +10,9 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.pipelining import SplitPoint, pipeline
+from torch.utils import _pytree as pytree
 
 from accel_parallel.dispatch.planner import infer_auto_device_map, layer_sizes
 from accel_parallel.dispatch.sizes import Memory
@@ -96,10 +98,10 @@ def build_pipeline(
             + (f", and {', '.join(unknown)} are no modules of the model" if unknown else "")
             + ": name the modules that begin the second and later stages, one per further rank, or use 'auto'"
         )
-    cuts = dict.fromkeys(split_points, SplitPoint.BEGINNING)
+    cuts = {f"model.{name}": SplitPoint.BEGINNING for name in split_points}
     try:
         with _restored(model, split_points):
-            pipe = pipeline(model, mb_args=tuple(args), mb_kwargs=dict(kwargs or {}), split_spec=cuts)
+            pipe = pipeline(_Through(model), mb_args=tuple(args), mb_kwargs=dict(kwargs or {}), split_spec=cuts)
     except Exception as error:  # what torch.export raises has no common class
         raise PlanError(
             f"torch cannot trace {type(model).__name__}: {error}. Give example inputs of the shapes that will be used, "
@@ -118,6 +120,19 @@ def build_pipeline(
         tuple(model.state_dict()),
         pipe.info(),
     )
+
+
+class _Through(nn.Module):
+    """Takes all inputs in the first stage: torch gives later ones only what a stage before them has made."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's, on copies."""
+        args, kwargs = pytree.tree_map_only(Tensor, torch.clone, (args, kwargs))
+        return self.model(*args, **kwargs)
 
 
 @contextmanager
@@ -141,15 +156,16 @@ class _Stages:
 
     def __init__(self, model: nn.Module, split_points: Sequence[str], num_chunks: int) -> None:
         self.model, self.split_points, self.num_chunks = model, split_points, num_chunks
-        self._traced: dict[Any, PipelinedModel] = {}
+        self._traced: dict[Any, tuple[PipelinedModel, pytree.TreeSpec]] = {}
 
-    def for_inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> PipelinedModel:
-        """The stage for micro-batches like these."""
+    def for_inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[PipelinedModel, pytree.TreeSpec]:
+        """The stage for micro-batches like these, and the layout of the model's output."""
         key = _shapes((tuple(args), dict(kwargs)))
         if key not in self._traced:
             while len(self._traced) >= _KEPT_SHAPES:
                 self._traced.pop(next(iter(self._traced)))
-            self._traced[key] = build_pipeline(self.model, self.split_points, args, kwargs, self.num_chunks)
+            stage = build_pipeline(self.model, self.split_points, args, kwargs, self.num_chunks)
+            self._traced[key] = stage, _output_layout(self.model, args, kwargs)
         return self._traced[key]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -160,7 +176,16 @@ class _Stages:
         part_args, part_kwargs = recursively_apply(
             lambda leaf: leaf[first] if leaf.ndim and leaf.shape[0] == size else leaf, (args, kwargs)
         )
-        return self.for_inputs(part_args, part_kwargs)(*args, **kwargs)
+        stage, layout = self.for_inputs(part_args, part_kwargs)
+        output = stage(*args, **kwargs)
+        leaves = [output] if isinstance(output, Tensor) else list(output or ())
+        return pytree.tree_unflatten(leaves, layout) if len(leaves) == layout.num_leaves else output
+
+
+def _output_layout(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> pytree.TreeSpec:
+    """How the model's output is nested, which a traced model forgets; nothing is computed."""
+    with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
+        return pytree.tree_structure(model(*args, **kwargs))
 
 
 def _shapes(tree: Any) -> Any:
