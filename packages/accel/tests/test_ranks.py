@@ -141,7 +141,7 @@ def _metrics_after_the_loop(length: int, batch_size: int):
 
     accelerator = Accelerator(cpu=True)
     loader = accelerator.prepare(DataLoader(torch.arange(length), batch_size=batch_size))
-    for batch in loader:
+    for batch in loader:  # noqa: B007  it is used after the loop
         if accelerator.gradient_state.end_of_dataloader:
             break
     left = accelerator.gather_for_metrics(batch)
