@@ -108,8 +108,8 @@ def test_signatures_show_annotations_as_written_and_break_where_they_are_long() 
     def a_long_name(first_one: "list[int]", second: "tuple[int, ...]" = (), third_argument: "int" = 3): ...
 
     assert reference.signature_of("short", short) == "short(a: int, *, b: str | None = None, **rest: object) -> bool"
-    assert reference.signature_of("a_name_that_is_long", a_long_name).splitlines() == [
-        "a_name_that_is_long(",
+    assert reference.signature_of("a_name_that_is_so_much_longer_than_most", a_long_name).splitlines() == [
+        "a_name_that_is_so_much_longer_than_most(",
         "    first_one: list[int],",
         "    second: tuple[int, ...] = (),",
         "    third_argument: int = 3,",

@@ -271,7 +271,8 @@ def signature_of(name: str, value: Any) -> str:
 
 
 def _parameter(parameter: inspect.Parameter) -> str:
-    stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+    kinds: dict[Any, str] = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}
+    stars = kinds.get(parameter.kind, "")
     annotation = _annotation(parameter.annotation, ": ")
     if parameter.default is parameter.empty:
         return f"{stars}{parameter.name}{annotation}"

@@ -134,3 +134,22 @@ def test_ranks_without_any_data_end_training_as_the_others_do(ranks, dispatch):
     errors = ranks(_fewer_samples_than_ranks, 2, "train", dispatch)
     assert errors == [errors[0]] * 2
     assert errors[0].startswith("After 0 batches the ranks from 1 on have none left")
+
+
+def _metrics_after_the_loop(length: int, batch_size: int):
+    from accel import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    loader = accelerator.prepare(DataLoader(torch.arange(length), batch_size=batch_size))
+    for batch in loader:  # noqa: B007  it is used after the loop
+        if accelerator.gradient_state.end_of_dataloader:
+            break
+    left = accelerator.gather_for_metrics(batch)
+    is_last = accelerator.gradient_state.end_of_dataloader
+    for _ in loader:
+        pass
+    return len(left), is_last, len(accelerator.gather_for_metrics(batch))
+
+
+def test_the_last_batch_is_cut_after_its_loop_was_left_and_nothing_is_once_a_loop_is_over(ranks):
+    assert ranks(_metrics_after_the_loop, 2, 13, 5) == [(3, False, 10)] * 2

@@ -95,6 +95,7 @@ class DataLoaderAdapter(DataLoaderStateMixin, DataLoader):
         self._tail, self.ranks_met, self.longest_gathered = None, False, 0
         self.begin()
         self.remainder = feed.remainder
+        is_left = False
         try:
             for batch in batches:
                 if feed.ragged is not None:
@@ -112,6 +113,9 @@ class DataLoaderAdapter(DataLoaderStateMixin, DataLoader):
             self._finish(current)
         except DataLoaderError:
             raise
+        except GeneratorExit:
+            is_left = True
+            raise
         except Exception as error:
             name_samples(error, feed, current.served)
             raise
@@ -119,6 +123,8 @@ class DataLoaderAdapter(DataLoaderStateMixin, DataLoader):
             if self._cursor.current is not current:
                 self._count(current)
             self.end()
+            if is_left and self.gradient_state is not None:
+                self.gradient_state._leave_dataloader(self)  # noqa: SLF001
 
     def _check_end(self, ragged: Ragged, served: int) -> None:
         """Fail, on every rank at the same step, where some would go on to wait for others that have no more batches."""

@@ -25,7 +25,7 @@ def gather_for_metrics(
         input_data: any nesting of tensors whose first dimension is the batch (or a multiple of it, sample by sample);
             or a list of objects, one per sample. Input with a leaf that is no tensor is gathered as objects: in
             dicts, and in tuples and mixed lists of values as long as the batch, each value is cut by itself.
-        gradient_state: knows the loader that is being iterated.
+        gradient_state: knows the loader that is being iterated, or gave the batch at hand before its loop was left.
         use_gather_object: gather tensors as objects too: neither padded nor joined; for tensors of unequal shapes.
         is_copy: this rank's samples are another's too (of its tp group, say) and are left out.
 
@@ -39,7 +39,7 @@ def gather_for_metrics(
 
     Cost: what `accel_state.gather` or `gather_object` costs; nothing on one process.
     """
-    loader = gradient_state.active_dataloader
+    loader = gradient_state.latest_dataloader
     cut = _tail_to_cut(loader)
     longest = None if use_gather_object else _longest(input_data)
     if longest is None:

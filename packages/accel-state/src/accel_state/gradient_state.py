@@ -49,6 +49,7 @@ class GradientState:
         self.plugin_kwargs = plugin_kwargs
         self.passes = 0  # how many times a loader began to be read
         self._loaders: list[weakref.ref[Any]] = []
+        self._left: weakref.ref[Any] | None = None
         self._is_xla_gradients_synced = False
 
     # ---- accumulation
@@ -95,14 +96,26 @@ class GradientState:
     def _add_dataloader(self, dataloader: Any) -> None:
         """Called by a loader when its iteration begins; held weakly."""
         self._loaders.append(weakref.ref(dataloader))
+        self._left = None
         self.passes += 1
 
     def _remove_dataloader(self, dataloader: Any) -> None:
         """Called by a loader when its iteration ends, also by `break` or an exception."""
+        self._left = None
         for index in range(len(self._loaders) - 1, -1, -1):
             if self._loaders[index]() is dataloader:
                 del self._loaders[index]
                 return
+
+    def _leave_dataloader(self, dataloader: Any) -> None:
+        """Called after that where the loop was left with a batch in hand, as by `next(iter(loader))`."""
+        self._left = weakref.ref(dataloader)
+
+    @property
+    def latest_dataloader(self) -> Any:
+        """The loader that gave the batch at hand: the active one, else one whose loop was left since, or None."""
+        active = self.active_dataloader
+        return self._left() if active is None and self._left is not None else active
 
     @property
     def active_dataloader(self) -> Any:

@@ -19,7 +19,7 @@ from accel_state.settings import UNSET, resolve, setting
 from . import checkpoints, configuration, parallelism, preparing
 from .facts import Facts
 from .handlers import recipe_of, sort_handlers
-from .refusals import MEMBERS, refuse_what_cannot_be_honoured
+from .refusals import MEMBERS, MISNAMED, refuse_what_cannot_be_honoured, with_hints
 from .state_hooks import StateHooks
 
 if (
@@ -77,6 +77,7 @@ class Accelerator(Facts):
         SettingError: a value that is not allowed, a contradiction, or something that cannot be honoured.
     """
 
+    @with_hints
     def __init__(
         self,
         device_placement: bool = True,
@@ -172,6 +173,7 @@ class Accelerator(Facts):
     def __getattr__(self, name: str) -> Any:  # only for what is not there
         owner = MEMBERS.get(name)
         hint = "" if owner is None else f": accel does not offer it yet; it belongs to {owner}"
+        hint = f": it is {MISNAMED[name]} that is meant" if name in MISNAMED else hint
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
 
     # ------------------------------------------------------------ trackers and buffers, made when they are first needed

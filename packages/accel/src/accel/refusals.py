@@ -1,10 +1,16 @@
-"""What `Accelerator` knows by name but cannot honour yet: refused with the reason, never ignored."""
+"""What `Accelerator` cannot honour, or is asked for by a wrong name: refused with the reason, never ignored."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any, ParamSpec
 
+import accel_ckpt
+import accel_data
+import accel_parallel
 from accel_state.errors import SettingError
 from accel_state.settings import resolve
 
@@ -29,6 +35,45 @@ MEMBERS: dict[str, str] = {
     "lomo_backward": "accel-parallel",
 }
 """Members that the peer's Accelerator has and this one does not have yet, and the package that will bring each."""
+
+
+MISNAMED: dict[str, str] = {"check_breakpoint": "check_trigger"}
+"""Members that the peer's reference names by mistake, and the ones that are meant."""
+
+_Arguments = ParamSpec("_Arguments")
+
+
+def with_hints(init: Callable[_Arguments, None]) -> Callable[_Arguments, None]:
+    """The constructor, with an error for keywords it does not have that names the right word.
+
+    Raises:
+        TypeError: from the constructor, as Python's own.
+    """
+    known = list(inspect.signature(init).parameters)[1:]
+
+    @functools.wraps(init)
+    def checked(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> None:
+        for word in kwargs:
+            if word not in known:
+                raise TypeError(f"Accelerator() has no argument {word!r}: {_right_word(word, known)}")
+        init(*args, **kwargs)
+
+    return checked
+
+
+def _right_word(word: str, known: list[str]) -> str:
+    """What to write instead: as a field of a configuration object, or by a name that is nearly the same."""
+    import difflib
+
+    for argument, kind in (
+        ("dataloader_config", accel_data.DataLoaderConfiguration),
+        ("project_config", accel_ckpt.ProjectConfiguration),
+        ("gradient_accumulation_plugin", accel_parallel.GradientAccumulationPlugin),
+    ):
+        if word in {field.name for field in fields(kind)}:
+            return f"it is a field of {kind.__name__}: give {argument}={kind.__name__}({word}=...)"
+    near = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
 
 
 def refuse_what_cannot_be_honoured(arguments: Mapping[str, Any]) -> None:
