@@ -23,7 +23,7 @@ from accel_ckpt import (
     write_accelerate_files,
 )
 from accel_state import PartialState, set_seed
-from accel_state.errors import CheckpointError
+from accel_testkit.faults import message_of
 
 
 def on_nodes(per_node: int) -> tuple[int, int]:
@@ -45,14 +45,6 @@ def net_of(value: float) -> nn.Linear:
     nn.init.constant_(net.weight, value)
     nn.init.constant_(net.bias, value)
     return net
-
-
-def message_of(action) -> str:
-    try:
-        action()
-    except CheckpointError as error:
-        return f"{type(error).__name__}: {error}"
-    return "no error"
 
 
 def save_on_both(directory, blocking):

@@ -10,6 +10,7 @@ from torch import nn
 from accel_ckpt import Checkpointer, latest, load_checkpoint, save_checkpoint
 from accel_state import PartialState, current_seed, seed_for_rank, set_seed
 from accel_state.errors import CheckpointError
+from accel_testkit.faults import message_of
 
 
 class Momentum:
@@ -68,14 +69,6 @@ def constant(value: float) -> nn.Module:
     net = nn.Linear(2, 2)
     nn.init.constant_(net.weight, value)
     return net
-
-
-def message_of(action) -> str:
-    try:
-        action()
-    except CheckpointError as error:
-        return f"{type(error).__name__}: {error}"
-    return "no error"
 
 
 def train_and_save(directory):

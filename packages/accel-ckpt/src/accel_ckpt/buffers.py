@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,13 +16,14 @@ from .tensors import PARALLEL_BYTES
 
 _ALIGNMENT = 64  # bytes; a cache line
 _MAX_THREADS = 4
+_WIPE_ON_FORK = 18  # MADV_WIPEONFORK of Linux, which Python does not name
 
 
 class CopyBuffers:
     """Memory for one copy, on each rank of what it writes.
 
-    The first copy pays for fresh pages, later ones only for copying. (Huge pages were tried: on a machine whose memory
-    is in use for files, the system moves those away first, and the copy took four times as long.)
+    The first copy pays for fresh pages, later ones only for copying.
+    See docs/decisions/private-copies.md for what else was tried.
     """
 
     def __init__(self) -> None:
@@ -47,8 +50,7 @@ def _allocate(tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str
         for file, parts in tensors.items()
         for key, tensor in parts.items()
     }
-    memory = mmap.mmap(-1, max(sum(spans.values()), 1))
-    flat, offset = torch.frombuffer(memory, dtype=torch.uint8), 0
+    flat, offset = _fresh_memory(max(sum(spans.values()), 1)), 0
     copies: dict[str, dict[str, Tensor]] = {file: {} for file in tensors}
     for (file, key), span in spans.items():
         tensor = tensors[file][key]
@@ -56,6 +58,20 @@ def _allocate(tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str
         copies[file][key] = taken.view(tensor.dtype).view(tensor.shape)
         offset += span
     return copies
+
+
+def _fresh_memory(size_bytes: int) -> Tensor:
+    """Zeros, as bytes, that no other process shares.
+
+    A forked child (a data worker) gets an empty piece in its place: the next copy does not pay for pages that the two
+    would share, and a child that saves too does not write into this process's copy.
+    """
+    if sys.platform != "linux":
+        return torch.frombuffer(mmap.mmap(-1, size_bytes), dtype=torch.uint8)
+    memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a system that only looks like Linux; then a copy after a fork takes longer
+        memory.madvise(_WIPE_ON_FORK)
+    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 def _copy(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:

@@ -24,7 +24,7 @@ from .manifest import check_file_name, dump_manifest
 from .names import MANIFEST_NAME, OWNER_NAME
 from .owner import Claim
 from .ranks import reason_of, together
-from .snapshot import manifest_entries, write_generators, write_snapshot
+from .snapshot import Contents, manifest_entries, write_generators, write_snapshot
 from .started import BeforeWrite, Save, begin
 from .tensors import write_tensor_files
 
@@ -76,7 +76,8 @@ def save_checkpoint(
     about 100 bytes more per sharded tensor, 500 per tensor of an object in parts; with `save_on_each_node` of each
     rank's generators, about 20 KB.
     """
-    save = begin(directory, objects, step, metrics, metadata, codecs, rng, before_write, save_on_each_node)
+    contents = Contents(objects=objects, step=step, metrics=metrics, metadata=metadata, codecs=codecs, rng=rng)
+    save = begin(directory, contents, before_write, save_on_each_node)
     world = save.world
 
     def write() -> dict[str, FileEntry]:
@@ -159,7 +160,8 @@ def save_in_background(
 
     Cost: one more copy in memory, on each rank of what it writes; two object gathers.
     """
-    save = begin(directory, objects, step, metrics, metadata, codecs, rng, before_write, save_on_each_node)
+    contents = Contents(objects=objects, step=step, metrics=metrics, metadata=metadata, codecs=codecs, rng=rng)
+    save = begin(directory, contents, before_write, save_on_each_node)
     world, failure = save.world, list[Exception]()
     copies: dict[str, dict[str, Tensor]] = {}
     lock: Claim | None = None

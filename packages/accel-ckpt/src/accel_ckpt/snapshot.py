@@ -25,6 +25,18 @@ from .tensors import write_tensor_files
 
 
 @dataclass(frozen=True, kw_only=True)
+class Contents:
+    """What a save was asked to hold; see `save_checkpoint`."""
+
+    objects: Mapping[str, Any]
+    step: int | None
+    metrics: Mapping[str, float] | None
+    metadata: Any
+    codecs: Sequence[Codec]
+    rng: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class Snapshot:
     """Everything that one rank contributes, referring to live tensors.
 
@@ -41,16 +53,7 @@ class Snapshot:
     manifest: Manifest
 
 
-def take_snapshot(
-    world: World,
-    objects: Mapping[str, Any],
-    step: int | None,
-    metrics: Mapping[str, float] | None,
-    metadata: Any,
-    codecs: Sequence[Codec],
-    rng: bool,
-    instead: Mapping[str, Mapping[str, Any] | None],
-) -> Snapshot:
+def take_snapshot(world: World, contents: Contents, instead: Mapping[str, Mapping[str, Any] | None]) -> Snapshot:
     """Ask every object for its state and put it into the form of the files, without copying tensors.
 
     Args:
@@ -58,6 +61,7 @@ def take_snapshot(
     """
     from accel_state import capture_rng_state, current_seed
 
+    objects, step, codecs = contents.objects, contents.step, contents.codecs
     check_objects(objects)
     if step is not None and (type(step) is not int or step < 0):
         raise CheckpointError(f"step={step!r} is not a count of updates; give an int of at least 0.")
@@ -86,13 +90,13 @@ def take_snapshot(
         seed=current_seed(),
         world_size=world.size,
         created_unix_s=time.time(),
-        metrics=_check_metrics(metrics or {}),
-        metadata=Encoder(codecs, inline=True).encode(metadata, "metadata"),
+        metrics=_check_metrics(contents.metrics or {}),
+        metadata=Encoder(codecs, inline=True).encode(contents.metadata, "metadata"),
         versions=software_versions(),
         files={},
         objects={},
     )
-    own = {world.rank: Encoder(inline=True).encode(capture_rng_state(), "random generators")} if rng else {}
+    own = {world.rank: Encoder(inline=True).encode(capture_rng_state(), "random generators")} if contents.rng else {}
     return Snapshot(objects=captured, files=files, rng=own, manifest=manifest)
 
 

@@ -12,13 +12,12 @@ from torch import Tensor
 
 from accel_state.errors import CheckpointError
 
-from .codec import Codec
 from .commit import Staging, discard, open_staging, real_directory
 from .durable import FileEntry
 from .layout import Layout, Plan, assign, layout_of
 from .parts import Part, parts_of, put_together
 from .ranks import World, current_world, together
-from .snapshot import Snapshot, take_snapshot
+from .snapshot import Contents, Snapshot, take_snapshot
 
 _OF_ITS_OWN = (
     "With save_on_each_node=True, nodes that share a file system need a directory each; where they do, save without it."
@@ -86,12 +85,7 @@ class _Said:
 
 def begin(
     directory: str | os.PathLike[str],
-    objects: Mapping[str, Any],
-    step: int | None,
-    metrics: Mapping[str, float] | None,
-    metadata: Any,
-    codecs: Sequence[Codec],
-    rng: bool,
+    contents: Contents,
     before_write: BeforeWrite | None,
     on_each_node: bool,
 ) -> Save:
@@ -110,7 +104,7 @@ def begin(
 
     def capture(said: _Said, instead: Mapping[str, Mapping[str, Any] | None]) -> _Said:
         nonlocal snapshot
-        snapshot = take_snapshot(world, objects, step, metrics, metadata, codecs, rng, instead)
+        snapshot = take_snapshot(world, contents, instead)
         return replace(
             said,
             layout=layout_of(snapshot.objects),

@@ -149,3 +149,12 @@ def _wait(pid: int) -> int:
     if os.WEXITSTATUS(status):
         raise RuntimeError(f"the action failed in the child with exit status {os.WEXITSTATUS(status)}")
     return 0
+
+
+def message_of(action: Callable[[], Any]) -> str:
+    """What a call fails with, as text that a rank can hand back: "<type>: <message>", or "no error"."""
+    try:
+        action()
+    except Exception as error:  # noqa: BLE001 - a test compares the text, the type included
+        return f"{type(error).__name__}: {error}"
+    return "no error"
