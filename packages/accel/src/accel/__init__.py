@@ -42,10 +42,6 @@ if TYPE_CHECKING:
     from .commands.estimate import estimate_command_parser as estimate_command_parser
     from .commands.test import test_command as test_command
     from .commands.test import test_command_parser as test_command_parser
-    from .fsdp_files import load_fsdp_model as load_fsdp_model
-    from .fsdp_files import load_fsdp_optimizer as load_fsdp_optimizer
-    from .fsdp_files import save_fsdp_model as save_fsdp_model
-    from .fsdp_files import save_fsdp_optimizer as save_fsdp_optimizer
     from .out_of_memory import clear_device_cache as clear_device_cache
     from .out_of_memory import find_executable_batch_size as find_executable_batch_size
     from .out_of_memory import release_memory as release_memory
@@ -60,7 +56,6 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "big_models": ["load_checkpoint_and_dispatch", "load_checkpoint_in_model"],
         "commands.estimate": ["estimate_command", "estimate_command_parser"],
         "commands.test": ["test_command", "test_command_parser"],
-        "fsdp_files": ["load_fsdp_model", "load_fsdp_optimizer", "save_fsdp_model", "save_fsdp_optimizer"],
         "out_of_memory": [
             "clear_device_cache",
             "find_executable_batch_size",
