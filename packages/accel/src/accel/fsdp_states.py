@@ -1,8 +1,8 @@
 """The peer's functions that save and load one model or optimizer under FSDP, in the form that its plugin names.
 
 FULL_STATE_DICT is a file of torch's with everything in it, SHARDED_STATE_DICT a directory in the format of
-torch.distributed.checkpoint. Either is read on any number of ranks and under either version, the peer's
-too, and nothing in them is run. `save_state` needs none of this: it has a form of its own.
+torch.distributed.checkpoint, both under the peer's names. Either is read on any number of ranks and under either
+version, and nothing in them is run. `save_state` needs none of this: it has a form of its own.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def load_fsdp_model(
     adapter_only: bool = False,
     use_dcp: bool = True,
 ) -> None:
-    """Load what `save_fsdp_model` wrote, here or in the peer, on any number of ranks.
+    """Load what `save_fsdp_model` wrote, on any number of ranks.
 
     Args:
         fsdp_plugin, adapter_only, use_dcp: as there.
@@ -121,7 +121,7 @@ def load_fsdp_optimizer(
     adapter_only: bool = False,  # noqa: ARG001 - the peer's parameter: an optimizer has only what it trains
     use_dcp: bool = True,
 ) -> None:
-    """Load what `save_fsdp_optimizer` wrote, here or in the peer, on any number of ranks.
+    """Load what `save_fsdp_optimizer` wrote, on any number of ranks.
 
     Args, Raises: as `load_fsdp_model`.
     """
