@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from .commit import remove_checkpoint as remove_checkpoint
     from .convert import convert_to_accelerate as convert_to_accelerate
     from .dcp import convert_to_dcp as convert_to_dcp
+    from .dcp_states import load_dcp as load_dcp
+    from .dcp_states import load_whole as load_whole
+    from .dcp_states import save_dcp as save_dcp
     from .export import save as save
     from .export import save_model as save_model
     from .loading import LoadedCheckpoint as LoadedCheckpoint
@@ -80,6 +83,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         ],
         "peer_files": ["save_accelerator_state", "write_accelerate_files"],
         "dcp": ["convert_to_dcp"],
+        "dcp_states": ["load_dcp", "load_whole", "save_dcp"],
         "merging": ["merge_fsdp_weights"],
         "commands": ["merge_command", "merge_command_parser"],
         "export": ["save", "save_model"],

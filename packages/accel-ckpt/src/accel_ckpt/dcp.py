@@ -63,20 +63,15 @@ def read_dcp_tensors(directory: Path, wanted: Callable[[str], bool]) -> dict[str
     Raises:
         CheckpointCorruptError: the metadata names code, or a file cannot be read.
     """
-    metadata = _read_metadata(directory / METADATA_NAME)
-
-    class Reader(FileSystemReader):
-        def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-            return metadata  # that was checked, not the file anew
-
+    metadata = read_metadata(directory)
     try:
         state: dict[str, Any] = {
             key: torch.empty(entry.size, dtype=entry.properties.dtype)
             for key, entry in metadata.state_dict_metadata.items()
             if isinstance(entry, TensorStorageMetadata) and wanted(key)
         }
-        with _quiet():
-            dcp_load(state, storage_reader=Reader(directory), no_dist=True)
+        with quiet():
+            dcp_load(state, storage_reader=CheckedReader(directory, metadata), no_dist=True)
     except (Exception, CheckpointException) as error:
         raise CheckpointCorruptError(f"{directory} cannot be read: {error}") from error
     return state
@@ -93,7 +88,25 @@ class _Strict(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def _read_metadata(path: Path) -> Metadata:
+class CheckedReader(FileSystemReader):
+    """torch's reader with metadata that was checked, instead of the file's anew."""
+
+    def __init__(self, directory: Path, metadata: Metadata) -> None:
+        super().__init__(directory)
+        self._checked = metadata
+
+    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+        """The metadata that was given."""
+        return self._checked
+
+
+def read_metadata(directory: Path) -> Metadata:
+    """What a DCP checkpoint holds and where.
+
+    Raises:
+        CheckpointCorruptError: it names code, or files elsewhere, or is damaged.
+    """
+    path = directory / METADATA_NAME
     try:
         with path.open("rb") as file:
             metadata = _Strict(file).load()
@@ -135,7 +148,7 @@ def convert_to_dcp(source: str | os.PathLike[str], target: str | os.PathLike[str
     trees = load_json(read_json_bytes(data_path(path, STATE_NAME)), STATE_NAME)
     state = {name: _state_of(path, manifest, name, trees[name]) for name in manifest.objects}
     with written_whole(new) as folder:
-        with _quiet():
+        with quiet():
             dcp_save(state, storage_writer=FileSystemWriter(folder), no_dist=True)
         for file in folder.iterdir():
             flush_file(file)
@@ -173,7 +186,7 @@ def _optimizer_state(name: str, tree: Any, tensors: Mapping[str, Tensor]) -> dic
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without torch's remarks that there is no process group, which is what was asked for."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r".*(torch\.distributed is disabled|no_dist|TypedStorage).*")

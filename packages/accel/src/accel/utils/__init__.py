@@ -21,6 +21,10 @@ _NAMES = {
 __getattr__, __dir__ = lazy_names(__name__, globals(), _NAMES)
 
 if TYPE_CHECKING:
+    from accel.fsdp_states import load_fsdp_model as load_fsdp_model
+    from accel.fsdp_states import load_fsdp_optimizer as load_fsdp_optimizer
+    from accel.fsdp_states import save_fsdp_model as save_fsdp_model
+    from accel.fsdp_states import save_fsdp_optimizer as save_fsdp_optimizer
     from accel.utils.progress import tqdm as tqdm
     from accel_ckpt import *
     from accel_data import *
