@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from pydoc_data.topics import topics
 
 import pytest
 from safetensors import safe_open
@@ -183,6 +184,14 @@ def test_gradients_travel_with_the_last_backward_pass(tmp_path: Path) -> None:
     assert numbers(r"ranks differ by (\S+)", printed)[0] > 1e-3
     assert numbers(r"they differ by (\S+)", printed) == [0]
     assert numbers(r"of the sum by (\S+)", printed)[0] < 1e-5
+
+
+def test_prompts_are_dealt_and_answered_in_order(tmp_path: Path) -> None:
+    cut, whole = (run(tmp_path, "distributed_inference", processes=processes) for processes in (2, 1))
+    assert sorted(numbers(r"answered (\d+)", cut)) == [5, 6]
+    answers = re.findall(r"(\S+): ([\d.]+) bits", cut)
+    assert [name for name, _ in answers] == sorted(topics)[:11]
+    assert answers == re.findall(r"(\S+): ([\d.]+) bits", whole)
 
 
 def test_fsdp2_cuts_the_model_in_two_and_writes_it_whole(tmp_path: Path) -> None:

@@ -63,6 +63,15 @@ def test_an_enum_shows_its_members() -> None:
     assert not missing
 
 
+def test_a_class_that_python_makes_shows_no_arguments() -> None:
+    class Wrong(ValueError):
+        """Something else."""
+
+    text, missing = section("Wrong", Wrong)
+    assert text.startswith("## Wrong\n\n```py\nclass Wrong\n```\n\nSomething else.\n\nBases: `ValueError`")
+    assert not missing
+
+
 def test_a_name_without_a_docstring_of_its_own_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     _, missing = section("Undocumented", Undocumented)
     assert missing == ["accel-state: Undocumented"]

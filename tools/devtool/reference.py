@@ -153,7 +153,7 @@ def _about_class(package: str, name: str, cls: type[Any], where: str, missing: l
     if issubclass(cls, enum.Enum):
         yield code("\n".join(f"{name}.{member.name} = {member.value!r}" for member in cls))
     else:
-        yield code(signature_of(name, cls))
+        yield code(signature_of(name, cls) if _is_made_by_us(cls) else f"class {name}")
     text = docstring(own_docstring(cls), where, missing)
     yield text + (f"\n\nBases: {', '.join(f'`{base.__name__}`' for base in bases)}" if bases else "")
     facts = []
@@ -187,6 +187,13 @@ def members_of(package: str, cls: type[Any]) -> Iterator[tuple[str, Any]]:
             if name[0] != "_" and is_shown and name not in seen:
                 seen.add(name)
                 yield name, member
+
+
+def _is_made_by_us(cls: type[Any]) -> bool:
+    """Whether its constructor is of these packages: how Python shows others, and protocols, differs by release."""
+    ours = {import_name(each) for each in packages()}
+    makers = (base for base in cls.__mro__ if {"__init__", "__new__"} & vars(base).keys())
+    return next(makers).__module__.split(".")[0] in ours and not getattr(cls, "_is_protocol", False)
 
 
 def _is_told(base: type[Any]) -> bool:

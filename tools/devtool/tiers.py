@@ -19,7 +19,7 @@ TIERS = {
         Tier(name="parity", text="the same loops in raw torch, bit by bit"),
         Tier(name="faults", text="kill -9, full disks, hostile files, unequal ranks"),
         Tier(name="isolated", text="each wheel with only what it declares (tools/dev isolated)", is_marker=False),
-        Tier(name="clients", text="the libraries that build on the peer, on top of this one", is_marker=False),
+        Tier(name="clients", text="the libraries that build on the peer, on top of this one"),
         Tier(name="engines", text="trackers and engines with their real libraries"),
         Tier(name="xla", text="torch_xla"),
         Tier(name="gpu", text="one NVIDIA GPU: copies, streams, precision, generators, saving from its memory"),

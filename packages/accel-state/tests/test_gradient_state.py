@@ -86,3 +86,18 @@ def test_reset_forgets_the_current_one() -> None:
     state = GradientState(Plugin(num_steps=4))
     GradientState._reset_state()
     assert GradientState() is not state
+
+
+def test_the_latest_loader_is_the_active_one_or_one_that_was_left_since() -> None:
+    state, loader, other = GradientState(), Loader(), Loader()
+    assert state.latest_dataloader is None
+    state._add_dataloader(loader)
+    assert state.latest_dataloader is loader
+    state._remove_dataloader(loader)
+    assert state.latest_dataloader is None  # read to its end
+    state._leave_dataloader(loader)
+    assert state.latest_dataloader is loader
+    assert state.active_dataloader is None  # accumulation does not ask it any more
+    state._add_dataloader(other)
+    state._remove_dataloader(other)
+    assert state.latest_dataloader is None
