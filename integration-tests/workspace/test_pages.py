@@ -9,6 +9,7 @@ from devtool import docs
 from devtool.paths import ROOT
 
 README = ROOT / "README.md"
+RUN = (README, ROOT / "docs" / "CONTRIBUTING.md")
 
 
 def python_blocks(page: Path) -> list[str]:
@@ -22,18 +23,21 @@ def test_the_readme_is_short_and_names_the_two_commands() -> None:
     assert "tools/dev test" in text
 
 
-@pytest.mark.parametrize("number", range(len(python_blocks(README)) if README.exists() else 0))
-def test_a_readme_block_runs_on_its_own(number: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("page", "number"), [(page.name, number) for page in RUN for number in range(len(python_blocks(page)))]
+)
+def test_a_block_runs_on_its_own(page: str, number: int, tmp_path: Path) -> None:
     script = tmp_path / "block.py"
-    script.write_text(python_blocks(README)[number])
+    script.write_text(python_blocks(next(path for path in RUN if path.name == page))[number])
     done = subprocess.run(
         [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
     )
     assert done.returncode == 0, f"{script.read_text()}\n{done.stdout}{done.stderr}"
 
 
-def test_the_readme_has_code() -> None:
-    assert python_blocks(README)
+@pytest.mark.parametrize("page", RUN, ids=lambda page: page.name)
+def test_they_have_code(page: Path) -> None:
+    assert python_blocks(page)
 
 
 @pytest.mark.parametrize("page", [str(page.relative_to(ROOT)) for page in docs.find_pages()])

@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-STEPS, WARM_UP_STEPS = 1500, 50
+MAX_STEPS, WARM_UP_STEPS, MEASURED_S = 1500, 20, 15.0
 PREPARED_PAIRS = 5
 
 
@@ -126,11 +126,15 @@ def measure_step(library: str, kind: str, _checkpoint: str) -> dict[str, float]:
         step()
         return (time.perf_counter_ns() - start) / 1000
 
+    start = time.perf_counter()
     for _ in range(WARM_UP_STEPS):
         raw()
         prepared()
+    pair_s = (time.perf_counter() - start) / WARM_UP_STEPS
+    count = torch.tensor(max(WARM_UP_STEPS, min(MAX_STEPS, int(MEASURED_S / pair_s))))
+    dist.broadcast(count, src=0)
     pairs = []
-    for number in range(STEPS):  # who begins changes, as the first step of a pair may find other caches
+    for number in range(int(count)):  # who begins changes, as the first step of a pair may find other caches
         first, second = (raw, prepared) if number % 2 else (prepared, raw)
         times = time_us(first), time_us(second)
         pairs.append(times if number % 2 else times[::-1])
