@@ -1,4 +1,4 @@
-"""A causal language model of the transformers library, its sequences or matrices shared over ranks, equals one device."""
+"""A causal language model of the transformers library, sequences or matrices shared over ranks, equals one device."""
 
 from __future__ import annotations
 
