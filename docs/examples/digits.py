@@ -2,6 +2,8 @@
 
     accel launch --cpu --num-processes 2 docs/examples/digits.py
     accel launch --cpu --num-processes 2 docs/examples/digits.py --resume
+    accel launch --cpu --num-processes 2 docs/examples/digits.py --fsdp        # parameters shared over the processes
+    accel launch --cpu --num-processes 2 docs/examples/digits.py --tp 2        # each linear layer shared by two of them
     python docs/examples/digits.py --mixed-precision bf16
 
 The data is scikit-learn's copy of the UCI handwritten digits: 1,797 images of 8 x 8 pixels, inside the package.
@@ -13,7 +15,7 @@ import argparse
 import sys
 import time
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -24,11 +26,13 @@ from torch.utils.data import DataLoader, TensorDataset
 from tqdm import tqdm
 
 from accel import STOPPED_EXIT_CODE, Accelerator, PartialState, ProjectConfiguration, set_seed
-from accel.utils import broadcast_object_list
+from accel.utils import FullyShardedDataParallelPlugin, ParallelismConfig, broadcast_object_list
 
 
 class DigitsNet(nn.Module):
     """Two convolutions and two linear layers, with dropout: 8 x 8 pixels in, ten logits out."""
+
+    tp_plan: ClassVar[dict[str, str]] = {"hidden": "colwise", "logits": "rowwise"}  # how processes share them by --tp
 
     def __init__(self, width: int = 32, dropout: float = 0.25) -> None:
         super().__init__()
@@ -128,6 +132,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dropout", type=float, default=0.25)
     parser.add_argument("--num-workers", type=int, default=0, help="data loading processes per rank")
     parser.add_argument("--mixed-precision", choices=["no", "bf16"], default=None)
+    parser.add_argument("--fsdp", action="store_true", help="share parameters and optimizer state over processes")
+    parser.add_argument("--tp", type=int, default=1, metavar="N", help="processes that share each linear layer")
     parser.add_argument("--cpu", action="store_true", help="ignore every accelerator")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--save-every", type=int, default=20, help="updates between checkpoints")
@@ -136,12 +142,24 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def sharing(args: argparse.Namespace, num_processes: int) -> dict[str, Any]:
+    """What `Accelerator` is told about who shares what; nothing where each process has a model of its own."""
+    told: dict[str, Any] = {}
+    if args.fsdp:
+        told["fsdp_plugin"] = FullyShardedDataParallelPlugin(fsdp_version=2)
+    if args.tp > 1:
+        axis = "dp_shard_size" if args.fsdp else "dp_replicate_size"
+        told["parallelism_config"] = ParallelismConfig(tp_size=args.tp, **{axis: num_processes // args.tp})
+    return told
+
+
 def main(argv: list[str] | None = None) -> None:
     args = parse(argv)
-    PartialState(cpu=args.cpu)  # who is who, before the processes agree on a folder
+    state = PartialState(cpu=args.cpu)  # who is who, before the processes agree on a folder
     folder = run_directory(args.output_dir, args.resume)
     accelerator = Accelerator(
         cpu=args.cpu,
+        **sharing(args, state.num_processes),
         mixed_precision=args.mixed_precision,
         log_with=["tensorboard", "jsonl"],
         project_config=ProjectConfiguration(project_dir=str(folder), automatic_checkpoint_naming=True, total_limit=3),
@@ -149,10 +167,11 @@ def main(argv: list[str] | None = None) -> None:
     )
     set_seed(args.seed)
     train_set, test_set = digits()
-    batch_size = args.global_batch_size // accelerator.num_processes
+    parts = state.num_processes // args.tp  # of each batch
+    batch_size = args.global_batch_size // parts
     workers = {"num_workers": args.num_workers, "persistent_workers": args.num_workers > 0}
     train_loader = DataLoader(train_set, batch_size=batch_size, shuffle=True, drop_last=True, **workers)
-    test_loader = DataLoader(test_set, batch_size=256 // accelerator.num_processes)
+    test_loader = DataLoader(test_set, batch_size=256 // parts)
     model = DigitsNet(dropout=args.dropout)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     updates = args.epochs * (len(train_set) // args.global_batch_size)
@@ -161,7 +180,9 @@ def main(argv: list[str] | None = None) -> None:
     model, optimizer, scheduler, train_loader, test_loader = accelerator.prepare(
         model, optimizer, scheduler, train_loader, test_loader
     )
-    set_seed(args.seed, device_specific=True)  # equal weights so far; from here on each rank drops other units
+    set_seed(
+        args.seed + accelerator.data_parallel_rank
+    )  # equal weights so far; who has other samples drops other units
     progress = Progress()
     accelerator.register_for_checkpointing(progress)
     if args.resume:
@@ -187,7 +208,7 @@ def main(argv: list[str] | None = None) -> None:
                 scheduler.step()
                 optimizer.zero_grad()
             progress.update += 1
-            samples += len(labels) * accelerator.num_processes
+            samples += len(labels) * parts
             losses.append(loss.detach())
             bar.update()
             if accelerator.should_stop:  # the machine is needed elsewhere, or the time is over: --resume goes on

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,9 @@ import pytest
 SCRIPT = Path(__file__).resolve().parents[2] / "docs" / "examples" / "digits.py"
 
 
-def digits(folder: Path, *arguments: str, processes: int) -> str:
+def digits(folder: Path, *arguments: str, processes: int, launch: Sequence[str] = ()) -> str:
     """What the job printed; fails with it if the job fails."""
-    command = [sys.executable, "-m", "accel_launch", "launch", "--cpu", "--num-processes", str(processes)]
+    command = [sys.executable, "-m", "accel_launch", "launch", "--cpu", "--num-processes", str(processes), *launch]
     done = subprocess.run(
         [*command, str(SCRIPT), "--output-dir", str(folder), *arguments],
         capture_output=True,
@@ -77,3 +78,25 @@ def test_a_run_that_was_cut_short_goes_on_on_another_number_of_processes(tmp_pat
     assert "at epoch 3, update 80 of 88" in printed
     assert "on 1 process(es)" in printed
     assert accuracy(printed) > 90
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("launch", "arguments"),
+    [
+        (["--use_fsdp", "--fsdp_version", "2"], []),
+        ([], ["--tp", "2"]),
+        pytest.param([], ["--fsdp"], marks=pytest.mark.parity),
+    ],
+)
+def test_processes_that_share_a_model_learn_them_and_one_goes_on(tmp_path, launch, arguments):
+    assert accuracy(digits(tmp_path, *arguments, processes=2, launch=launch)) > 97
+    alone = digits(tmp_path, "--resume", "--epochs", "16", processes=1)
+    assert "at epoch 15, update 330 of 352" in alone
+    assert accuracy(alone) > 97
+
+
+@pytest.mark.parity
+@pytest.mark.timeout(300)
+def test_four_processes_share_it_both_ways(tmp_path):
+    assert accuracy(digits(tmp_path, "--fsdp", "--tp", "2", processes=4)) > 97

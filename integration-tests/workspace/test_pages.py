@@ -11,7 +11,7 @@ from devtool import docs
 from devtool.paths import ROOT
 
 README = ROOT / "README.md"
-RUN_HERE = ["README.md", "docs/migrating.md", "docs/architecture.md"]
+RUN_HERE = ["README.md", "docs/CONTRIBUTING.md", "docs/migrating.md", "docs/architecture.md"]
 """Pages whose blocks are run here, each on its own; those of the packages' pages run in their tests."""
 
 

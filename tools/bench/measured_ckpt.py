@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,20 +54,24 @@ def without_flushes() -> Iterator[None]:
         os.fsync = original
 
 
-def resident_bytes() -> int:
-    """Memory of this process that no file backs: pages of mapped files are the system's to take back."""
-    status = Path("/proc/self/status").read_text()
-    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon")) * 1024
+def resident_bytes(pids: Sequence[int | str]) -> int:
+    """Memory of these processes that no file backs: pages of mapped files are the system's to take back."""
+    lines = [line for pid in pids for line in Path(f"/proc/{pid}/status").read_text().splitlines()]
+    return sum(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) * 1024
 
 
-def peak_of(action: Callable[[], Any]) -> tuple[float, int]:
-    """Seconds of an action, and by how many bytes its memory grew at most, sampled every 2 ms."""
-    before, peak, ended = resident_bytes(), 0, threading.Event()
+def peak_of(action: Callable[[], Any], pids: Sequence[int | str] = ("self",)) -> tuple[float, int]:
+    """Seconds of an action, and by how many bytes memory grew at most, of all processes together; sampled every 2 ms.
+
+    Args:
+        pids: of the processes, which have to live until the action ends.
+    """
+    before, peak, ended = resident_bytes(pids), 0, threading.Event()
 
     def sample() -> None:
         nonlocal peak
         while not ended.wait(0.002):
-            peak = max(peak, resident_bytes() - before)
+            peak = max(peak, resident_bytes(pids) - before)
 
     thread = threading.Thread(target=sample)
     thread.start()

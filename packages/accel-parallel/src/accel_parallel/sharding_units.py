@@ -6,7 +6,7 @@ import fnmatch
 import functools
 import inspect
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import nn
@@ -161,15 +161,20 @@ def units(model: nn.Module, policy: WrapPolicy | None, ignored: Collection[nn.Mo
 
 
 def _visit(module: nn.Module, policy: WrapPolicy, left_out: set[int], found: list[nn.Module]) -> int:
-    """Returns how many parameters inner units have taken, torch's own way of walking."""
+    """Returns how many parameters inner units have taken, torch's own way of walking.
+
+    Args:
+        left_out: ids of the modules that are not visited; those that are taken join them.
+    """
     numel = sum(p.numel() for p in module.parameters())
     taken = 0
     if policy(module=module, recurse=True, nonwrapped_numel=numel):
         for child in module.children():
-            if id(child) not in left_out and not any(child is unit for unit in found):
+            if id(child) not in left_out:
                 taken += _visit(child, policy, left_out, found)
         if policy(module=module, recurse=False, nonwrapped_numel=numel - taken):
             found.append(module)
+            left_out.add(id(module))
             return numel
     return taken
 
@@ -187,9 +192,14 @@ def parameters_in_two_units(model: nn.Module, inner: Sequence[nn.Module]) -> lis
     return shared
 
 
-def own_parameters(unit: nn.Module, inner: Sequence[nn.Module]) -> list[nn.Parameter]:
+def own_parameters(unit: nn.Module, inner: Iterable[nn.Module]) -> list[nn.Parameter]:
     """The parameters of a unit that no unit inside it holds."""
-    members = {id(module) for module in unit.modules()}
-    deeper = {id(m) for other in inner if other is not unit and id(other) in members for m in other.modules()}
-    own = (module for module in unit.modules() if id(module) not in deeper)
-    return [p for module in own for p in module.parameters(recurse=False)]
+    others = {id(other) for other in inner if other is not unit}
+    return [p for module in _own_modules(unit, others) for p in module.parameters(recurse=False)]
+
+
+def _own_modules(module: nn.Module, others: Collection[int]) -> Iterator[nn.Module]:
+    yield module
+    for child in module.children():
+        if id(child) not in others:
+            yield from _own_modules(child, others)

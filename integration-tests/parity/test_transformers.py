@@ -1,4 +1,4 @@
-"""A causal language model of the transformers library, its sequences shared over ranks, equals one device."""
+"""A causal language model of the transformers library, sequences or matrices shared over ranks, equals one device."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def train(sizes: dict[str, int], key_heads: int, rotation: str = "allgather"):
         buffers = list(batch.values())
         with accelerator.maybe_context_parallel(buffers, [1] * len(buffers), set(buffers)):
             loss = model(**batch, labels=batch["shift_labels"], num_items_in_batch=labels_per_update).loss
-            accelerator.backward(loss * accelerator.num_processes)
+            accelerator.backward(loss * config.total_size / config.tp_size)
         norms.append(accelerator.clip_grad_norm_(model.parameters(), 0.5).item())
         optimizer.step()
         optimizer.zero_grad()
@@ -58,6 +58,8 @@ def train(sizes: dict[str, int], key_heads: int, rotation: str = "allgather"):
     [
         (2, {"cp_size": 2}, 2, "alltoall"),
         (2, {"sp_size": 2}, 1, "allgather"),
+        (4, {"dp_shard_size": 2, "tp_size": 2}, 2, "allgather"),  # by the model's own plan
+        pytest.param(2, {"tp_size": 2}, 2, "allgather", marks=ELSEWHERE),
         pytest.param(4, {"sp_size": 4}, 2, "allgather", marks=ELSEWHERE),
         pytest.param(4, {"cp_size": 4}, 4, "allgather", marks=ELSEWHERE),
         pytest.param(4, {"dp_shard_size": 2, "cp_size": 2}, 2, "alltoall", marks=ELSEWHERE),
@@ -65,7 +67,7 @@ def train(sizes: dict[str, int], key_heads: int, rotation: str = "allgather"):
         pytest.param(4, {"dp_replicate_size": 2, "sp_size": 2}, 2, "allgather", marks=ELSEWHERE),
     ],
 )
-def test_a_model_whose_sequences_are_shared_trains_as_on_one_device(n, sizes, key_heads, rotation):
+def test_a_model_that_is_shared_trains_as_on_one_device(n, sizes, key_heads, rotation):
     ((want_norms, want),) = run_ranks(train, 1, {}, key_heads)
     for norms, _ in (got := run_ranks(train, n, sizes, key_heads, rotation)):
         assert norms == pytest.approx(want_norms, rel=1e-5)
