@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from accel_parallel import clipping, item_weights, kept_gradients
+from accel_parallel.dispatch.device_maps import has_several_devices
 from accel_parallel.engines.base import Prepared
 from accel_parallel.meshes import axis_size, data_parallel_size, loss_group, loss_size
 from accel_parallel.optimizer import AcceleratedOptimizer, Scaler
@@ -24,7 +25,7 @@ from accel_parallel.scheduler import AcceleratedScheduler, Unit
 from accel_parallel.sync import no_sync
 from accel_parallel.unwrap import class_before_sharding, extract_model_from_parallel, inside_compiled
 from accel_state import GradientState
-from accel_state.errors import NotPreparedError
+from accel_state.errors import NotPreparedError, PlanError
 from accel_state.protocols import Stateful
 
 
@@ -75,7 +76,16 @@ class NativeEngine:
         return Prepared(models=models, optimizers=optimizers, schedulers=schedulers)
 
     def prepare_model(self, model: nn.Module, plan: Plan | None = None) -> nn.Module:
-        """The model by the engine's plan, or another one. Which parameters were replaced is noted for optimizers."""
+        """The model by the engine's plan, or another one. Which parameters were replaced is noted for optimizers.
+
+        Raises:
+            PlanError: several ranks, and the model was dispatched over several devices.
+        """
+        if self.context.world_size > 1 and has_several_devices(model):
+            raise PlanError(
+                "a model dispatched by a device_map over several devices cannot be trained by several processes: "
+                "load it without device_map, or start one process"
+            )
         chosen = self.plan if plan is None else plan
         prepared = self._replacements.follow(model, lambda: chosen.apply(model, self.context))
         self._models.add(inside_compiled(prepared))
