@@ -14,7 +14,10 @@ from torch import nn
 
 from accel_parallel import (
     AlignDevicesHook,
+    NativeEngine,
     OffloadedWeightsLoader,
+    Plan,
+    PlanContext,
     PrefixedDataset,
     SequentialHook,
     attach_align_device_hook_on_blocks,
@@ -30,8 +33,10 @@ from accel_parallel import (
     offload_weight,
     remove_hook_from_submodules,
     save_offload_index,
+    single,
 )
-from accel_state.errors import DeviceMapError, MissingExtraError, OffloadError, OffloadFolderError
+from accel_state import GradientState
+from accel_state.errors import DeviceMapError, MissingExtraError, OffloadError, OffloadFolderError, PlanError
 
 
 class Net(nn.Module):
@@ -239,6 +244,14 @@ def test_a_full_disk_leaves_no_half_file(monkeypatch, tmp_path):
         offload_weight(torch.ones(2), "w", tmp_path, {})
     assert [path.name for path in tmp_path.iterdir()] == ["w.dat"]
     assert (tmp_path / "w.dat").read_bytes() == bytes(8)
+
+
+def test_a_model_on_several_devices_is_not_prepared_for_several_ranks(model):
+    model.hf_device_map = MIXED
+    context = PlanContext(device=torch.device("cpu"), world_size=2)
+    engine = NativeEngine(Plan([single()]), context, gradient_state=GradientState())
+    with pytest.raises(PlanError, match="dispatched by a device_map over several devices"):
+        engine.prepare_model(model)
 
 
 # ---- files
