@@ -2,7 +2,7 @@
 
 import pytest
 
-from accel_launch import launch_command, launch_command_parser
+from accel_launch import CustomArgumentGroup, CustomArgumentParser, launch_command, launch_command_parser
 from accel_launch.flags import given_flags
 from accel_state.errors import LaunchError
 
@@ -60,3 +60,17 @@ def test_a_namespace_can_be_launched(tmp_path, capfd):
     args.mixed_precision = "bf16"
     launch_command(args)
     assert capfd.readouterr().out == "precision bf16\n"
+
+
+def test_parsers_of_other_programs_take_both_spellings():
+    parser = CustomArgumentParser("program")
+    parser.add_argument("--num_steps", type=int)
+    parser.add_argument("-v", "--be-loud", action="store_true")
+    parser.add_argument("a_file")
+    group = parser.add_argument_group("more")
+    assert isinstance(group, CustomArgumentGroup)
+    group.add_argument("--seed_of_all", type=int)
+    for line in ("--num-steps 2 --be_loud --seed-of-all 3 x", "--num_steps 2 -v --seed_of_all 3 x"):
+        found = vars(parser.parse_args(line.split()))
+        assert found == {"num_steps": 2, "be_loud": True, "seed_of_all": 3, "a_file": "x"}
+    assert "more" in parser.format_help()

@@ -250,7 +250,7 @@ def test_a_model_on_several_devices_is_not_prepared_for_several_ranks(model):
     model.hf_device_map = MIXED
     context = PlanContext(device=torch.device("cpu"), world_size=2)
     engine = NativeEngine(Plan([single()]), context, gradient_state=GradientState())
-    with pytest.raises(PlanError, match="its device map puts parts of the model on .*2 ranks train"):
+    with pytest.raises(PlanError, match=r"its device map puts parts of the model on .*2 ranks train"):
         engine.prepare_model(model)
 
 

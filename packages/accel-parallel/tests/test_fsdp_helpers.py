@@ -10,7 +10,10 @@ from accel_parallel import (
     fsdp2_canonicalize_names,
     fsdp2_switch_optimizer_parameters,
     get_module_children_bottom_up,
+    get_module_class_from_name,
+    get_parameters_from_modules,
 )
+from accel_state.errors import SettingError
 from accel_testkit.training import tied_net
 
 
@@ -94,3 +97,20 @@ def test_models_are_sharded_checkpointed_and_filled_by_name(ranks):
 
     first, second = ranks(body, 2)
     assert first == [3.0] * 32 and second == {}
+
+
+def test_parameters_of_modules_are_found_by_name_or_as_they_are():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)))
+    first = set(model[0].parameters())
+    assert get_parameters_from_modules("0", model, "cpu") == first
+    assert get_parameters_from_modules([model[0]], model, "cpu") == first
+    assert get_parameters_from_modules(None, model, "cpu") == set()
+    with pytest.raises(SettingError, match="fits no module"):
+        get_parameters_from_modules("nope", model, "cpu")
+
+
+def test_a_class_is_found_by_its_name():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU()))
+    assert get_module_class_from_name(model, "ReLU") is nn.ReLU
+    assert get_module_class_from_name(model, "Sequential") is nn.Sequential
+    assert get_module_class_from_name(model, "Conv2d") is None

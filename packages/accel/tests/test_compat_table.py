@@ -58,3 +58,34 @@ def test_names_that_old_clients_need_are_offered() -> None:
     utils = places()["accelerate.utils"]
     for name in ("DistributedType", "LoggerType", "gather", "set_seed", "send_to_device", "tqdm"):
         assert is_offered(name, utils[name]), name
+
+
+ENGINES_BRING = {
+    "DeepSpeed": {
+        "DeepSpeedPlugin",
+        "DeepSpeedSchedulerWrapper",
+        "DummyOptim",
+        "DummyScheduler",
+        "GatheredParameters",
+        "HfDeepSpeedConfig",
+        "get_active_deepspeed_plugin",
+    },
+    "Megatron-LM": {
+        "AbstractTrainStep",
+        "BertTrainStep",
+        "GPTTrainStep",
+        "MegatronLMDummyDataLoader",
+        "MegatronLMDummyScheduler",
+        "MegatronLMPlugin",
+        "T5TrainStep",
+        "add_model_config_to_megatron_parser",
+        "avg_losses_across_data_parallel_group",
+    },
+    "bitsandbytes": {"BnbQuantizationConfig", "has_4bit_bnb_layers", "load_and_quantize_model"},
+}
+"""The names that are not offered, by the library whose engine will bring them."""
+
+
+def test_only_names_of_engines_are_missing() -> None:
+    missing = {name for names in places().values() for name, owner in names.items() if not is_offered(name, owner)}
+    assert missing == set().union(*ENGINES_BRING.values())

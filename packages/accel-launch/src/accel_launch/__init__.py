@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from accel_launch.notebook import debug_launcher as debug_launcher
     from accel_launch.notebook import notebook_launcher as notebook_launcher
     from accel_launch.parser import CommandParser as CommandParser
+    from accel_launch.parser import CustomArgumentGroup as CustomArgumentGroup
+    from accel_launch.parser import CustomArgumentParser as CustomArgumentParser
     from accel_launch.parser import add_settings as add_settings
     from accel_launch.peer_config import BaseConfig as BaseConfig
     from accel_launch.peer_config import ClusterConfig as ClusterConfig
@@ -59,7 +61,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "config": ["LaunchConfig", "Target", "resolve_config"],
         "files": ["ConfigFile", "find_config", "read_config"],
         "notebook": ["PrepareForLaunch", "debug_launcher", "notebook_launcher"],
-        "parser": ["CommandParser", "add_settings"],
+        "parser": ["CommandParser", "CustomArgumentGroup", "CustomArgumentParser", "add_settings"],
         "peer_config": [
             "BaseConfig",
             "ClusterConfig",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 from accel_launch import flags
@@ -107,3 +107,36 @@ def _reader(row: Setting) -> Callable[[str], Any]:
             raise argparse.ArgumentTypeError(f"{text!r} is not allowed; give {row.allowed}") from None
 
     return read
+
+
+def both_spellings(names: Sequence[str]) -> list[str]:
+    """Option names, each with `_` and with `-`; positional names and short options as they are."""
+    spelled: dict[str, None] = {}
+    for name in names:
+        spelled[name] = None
+        if name.startswith("--"):
+            stem = name.removeprefix("--")
+            spelled |= {f"--{stem.replace('_', '-')}": None, f"--{stem.replace('-', '_')}": None}
+    return list(spelled)
+
+
+class CustomArgumentGroup(argparse._ArgumentGroup):  # noqa: SLF001  argparse names no public class for it
+    """A group of `CustomArgumentParser`."""
+
+    def add_argument(self, *names: str, **options: Any) -> argparse.Action:
+        """As argparse's, for both spellings of a long option."""
+        return super().add_argument(*both_spellings(names), **options)
+
+
+class CustomArgumentParser(argparse.ArgumentParser):
+    """An argument parser for programs that extend a launcher: long options may be written with `_` or `-`."""
+
+    def add_argument(self, *names: str, **options: Any) -> argparse.Action:
+        """As argparse's, for both spellings of a long option."""
+        return super().add_argument(*both_spellings(names), **options)
+
+    def add_argument_group(self, *args: Any, **options: Any) -> CustomArgumentGroup:
+        """A group whose options have both spellings too."""
+        group = CustomArgumentGroup(self, *args, **options)
+        self._action_groups.append(group)
+        return group

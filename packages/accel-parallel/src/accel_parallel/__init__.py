@@ -89,6 +89,8 @@ if TYPE_CHECKING:
     from .fsdp_helpers import fsdp2_prepare_model as fsdp2_prepare_model
     from .fsdp_helpers import fsdp2_switch_optimizer_parameters as fsdp2_switch_optimizer_parameters
     from .fsdp_helpers import get_module_children_bottom_up as get_module_children_bottom_up
+    from .fsdp_helpers import get_module_class_from_name as get_module_class_from_name
+    from .fsdp_helpers import get_parameters_from_modules as get_parameters_from_modules
     from .fsdp_plugin import FSDP2_STATE_DICT_TYPE as FSDP2_STATE_DICT_TYPE
     from .fsdp_plugin import FSDP_AUTO_WRAP_POLICY as FSDP_AUTO_WRAP_POLICY
     from .fsdp_plugin import FSDP_BACKWARD_PREFETCH as FSDP_BACKWARD_PREFETCH
@@ -116,6 +118,10 @@ if TYPE_CHECKING:
     from .plan import PlanContext as PlanContext
     from .plan import Step as Step
     from .plan import is_pipelined as is_pipelined
+    from .release_bounds import BETA_CP_AVAILABLE_PYTORCH_VERSION as BETA_CP_AVAILABLE_PYTORCH_VERSION
+    from .release_bounds import BETA_SP_AVAILABLE_DEEPSPEED_VERSION as BETA_SP_AVAILABLE_DEEPSPEED_VERSION
+    from .release_bounds import BETA_TP_AVAILABLE_PYTORCH_VERSION as BETA_TP_AVAILABLE_PYTORCH_VERSION
+    from .release_bounds import BETA_TP_AVAILABLE_TRANSFORMERS_VERSION as BETA_TP_AVAILABLE_TRANSFORMERS_VERSION
     from .ring import Ring as Ring
     from .ring import ring_attention as ring_attention
     from .scheduler import AcceleratedScheduler as AcceleratedScheduler
@@ -188,6 +194,14 @@ __getattr__, __dir__, __all__ = lazy_exports(
             "fsdp2_prepare_model",
             "fsdp2_switch_optimizer_parameters",
             "get_module_children_bottom_up",
+            "get_module_class_from_name",
+            "get_parameters_from_modules",
+        ],
+        "release_bounds": [
+            "BETA_CP_AVAILABLE_PYTORCH_VERSION",
+            "BETA_SP_AVAILABLE_DEEPSPEED_VERSION",
+            "BETA_TP_AVAILABLE_PYTORCH_VERSION",
+            "BETA_TP_AVAILABLE_TRANSFORMERS_VERSION",
         ],
         "parallelism": ["ParallelismConfig"],
         "meshes": ["data_parallel_size", "loss_group", "loss_size", "fsdp_mesh"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.optim import Optimizer
 
+from .fsdp_plugin import FullyShardedDataParallelPlugin
 from .plan import Plan
 from .repointing import canonical_name
 from .steps.activation_checkpointing import checkpointing_of
@@ -152,3 +153,27 @@ def _bottom_up(name: str, module: nn.Module) -> list[tuple[str, nn.Module]]:
         for pair in _bottom_up(f"{name}.{child_name}" if name else child_name, child)
     ]
     return [*inner, (name, module)]
+
+
+def get_parameters_from_modules(
+    modules: Iterable[nn.Module] | str | None, model: nn.Module, device: torch.device | str
+) -> set[nn.Parameter]:
+    """The parameters of some modules of a model, which are moved to a device: those that `fully_shard` should ignore.
+
+    Args:
+        modules: the modules, or a regular expression for their names; None for none.
+        model: has them.
+        device: where their parameters are moved to, since sharding will not move them.
+
+    Raises:
+        SettingError: the expression fits no module.
+    """
+    found: set[nn.Parameter] = set()
+    for module in FullyShardedDataParallelPlugin(fsdp_version=2, ignored_modules=modules).ignored_in(model):
+        found.update(module.to(device).parameters())
+    return found
+
+
+def get_module_class_from_name(module: nn.Module, name: str) -> type[nn.Module] | None:
+    """The class called `name` of a module or of one within it, outermost first; None where none is called so."""
+    return next((type(part) for part in module.modules() if type(part).__name__ == name), None)
