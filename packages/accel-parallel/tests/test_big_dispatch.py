@@ -37,17 +37,7 @@ from accel_parallel import (
 )
 from accel_state import GradientState
 from accel_state.errors import DeviceMapError, MissingExtraError, OffloadError, OffloadFolderError, PlanError
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear1 = nn.Linear(3, 4)
-        self.batchnorm = nn.BatchNorm1d(4)
-        self.linear2 = nn.Linear(4, 5)
-
-    def forward(self, x):
-        return self.linear2(self.batchnorm(self.linear1(x)))
+from accel_testkit.nets import BufferedNet
 
 
 class RootParameters(nn.Module):
@@ -70,7 +60,7 @@ def x():
 
 @pytest.fixture
 def model():
-    return Net().eval()
+    return BufferedNet().eval()
 
 
 # ---- dispatching
@@ -189,7 +179,7 @@ def test_a_map_has_to_cover_the_model(model):
 
 def test_no_tensor_is_left_without_numbers(tmp_path):
     with init_empty_weights():
-        model = Net()
+        model = BufferedNet()
     for device_map in (MIXED, {"": "cpu"}, {"": "disk"}):
         with pytest.raises(OffloadError, match=r"linear1\.weight.* have no numbers: they are on the meta device"):
             dispatch_model(model, device_map, offload_dir=tmp_path)
@@ -201,7 +191,7 @@ def test_an_empty_model_takes_its_numbers_from_a_state_dict_and_a_folder(model, 
     want, state = model(x), model.state_dict()
     offload_state_dict(tmp_path, {name: tensor for name, tensor in state.items() if name.startswith("linear2")})
     with init_empty_weights():
-        empty = Net().eval()
+        empty = BufferedNet().eval()
     own = {name: tensor for name, tensor in state.items() if not name.startswith("linear2")}
     dispatch_model(
         empty, {"linear1": "cpu", "batchnorm": "cpu", "linear2": "disk"}, state_dict=own, offload_dir=tmp_path

@@ -41,17 +41,7 @@ from accel_parallel import (
 )
 from accel_parallel.dispatch.prefetch import Prefetcher
 from accel_state.errors import DeviceMapError, OffloadError
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear1 = nn.Linear(3, 4)
-        self.batchnorm = nn.BatchNorm1d(4)
-        self.linear2 = nn.Linear(4, 5)
-
-    def forward(self, x):
-        return self.linear2(self.batchnorm(self.linear1(x)))
+from accel_testkit.nets import BufferedNet
 
 
 class PlusOne(ModelHook):
@@ -116,7 +106,7 @@ def test_a_forward_that_was_patched_is_given_back(x):
 
 
 def test_hooks_go_from_all_submodules(x):
-    model = Net().eval()
+    model = BufferedNet().eval()
     want = model(x)
     attach_execution_device_hook(model, "cpu")
     assert all(hasattr(module, "_hf_hook") for module in model.modules())
@@ -133,7 +123,7 @@ def test_a_hook_can_turn_gradients_off(x):
 
 
 def test_hooked_models_are_copied_and_pickled(x):
-    model = cpu_offload(Net().eval(), "cpu")
+    model = cpu_offload(BufferedNet().eval(), "cpu")
     want = model(x)
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert torch.equal(twin(x), want)
@@ -145,7 +135,7 @@ def test_hooked_models_are_copied_and_pickled(x):
 
 
 def test_weights_are_there_for_the_forward_alone(x):
-    model = Net().eval()
+    model = BufferedNet().eval()
     want, state = model(x), {name: tensor.clone() for name, tensor in model.state_dict().items()}
     assert cpu_offload(model, "cpu") is model
     assert all(parameter.is_meta for parameter in model.parameters())
@@ -165,7 +155,7 @@ def test_weights_are_there_for_the_forward_alone(x):
 
 
 def test_buffers_are_offloaded_when_asked_for(x):
-    model = Net().eval()
+    model = BufferedNet().eval()
     want = model(x)
     cpu_offload(model, "cpu", offload_buffers=True)
     assert all(buffer.is_meta for buffer in model.buffers())
@@ -173,7 +163,7 @@ def test_buffers_are_offloaded_when_asked_for(x):
 
 
 def test_running_statistics_in_memory_are_kept(x):
-    model = Net().train()
+    model = BufferedNet().train()
     twin = copy.deepcopy(model)
     cpu_offload(model, "cpu", offload_buffers=True)
     with torch.no_grad():
@@ -182,7 +172,7 @@ def test_running_statistics_in_memory_are_kept(x):
 
 
 def test_a_class_can_have_all_its_weights_at_once(x):
-    class Reader(Net):
+    class Reader(BufferedNet):
         def forward(self, x):
             return nn.functional.linear(x, self.linear1.weight, self.linear1.bias)
 
@@ -194,7 +184,7 @@ def test_a_class_can_have_all_its_weights_at_once(x):
 
 
 def test_weights_are_let_go_when_a_forward_fails():
-    model = cpu_offload(Net().eval(), "cpu")
+    model = cpu_offload(BufferedNet().eval(), "cpu")
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         model(torch.ones(2, 7))
     assert model.linear1.weight.is_meta
@@ -226,13 +216,13 @@ def test_tied_weights_are_one_again_in_the_end(x):
 
 
 def test_training_with_offloaded_weights_is_told_once(x, caplog):
-    model = cpu_offload(Net().train(), "cpu")
+    model = cpu_offload(BufferedNet().train(), "cpu")
     model(x)
     model(x)
     assert caplog.text.count("require gradients, which they do not get") == 1
     caplog.clear()
     with torch.no_grad():
-        cpu_offload(Net().train(), "cpu")(x)
+        cpu_offload(BufferedNet().train(), "cpu")(x)
     assert not caplog.text
 
 
@@ -404,7 +394,7 @@ def test_an_error_of_the_other_thread_comes_where_the_weights_are_needed(x):
 
 def test_nothing_is_fetched_ahead_in_memory(x):
     before = set(threading.enumerate())
-    cpu_offload(Net().eval(), "cpu")(x)
+    cpu_offload(BufferedNet().eval(), "cpu")(x)
     assert set(threading.enumerate()) <= before
 
 
@@ -523,7 +513,7 @@ def test_other_threads_are_left_alone():
 
 
 def test_layers_are_stored_small_and_compute_large(x):
-    model = Net().eval()
+    model = BufferedNet().eval()
     want = model(x)
     attach_layerwise_casting_hooks(model, torch.float16, torch.float32, skip_modules_pattern="linear2")
     assert isinstance(model.linear1._hf_hook, LayerwiseCastingHook)
@@ -537,10 +527,14 @@ def test_layers_are_stored_small_and_compute_large(x):
 
 @pytest.mark.parametrize(
     "options",
-    [{"skip_modules_pattern": ["linear"]}, {"skip_modules_classes": (nn.Linear,)}, {"skip_modules_classes": (Net,)}],
+    [
+        {"skip_modules_pattern": ["linear"]},
+        {"skip_modules_classes": (nn.Linear,)},
+        {"skip_modules_classes": (BufferedNet,)},
+    ],
 )
 def test_what_is_skipped_keeps_its_dtype(options):
-    model = Net()
+    model = BufferedNet()
     attach_layerwise_casting_hooks(model, torch.float8_e4m3fn, torch.float32, **options)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
@@ -562,7 +556,7 @@ def test_a_failed_forward_leaves_the_stored_weights():
 
 
 def test_an_offloaded_model_is_let_go_with_its_weights():
-    model = cpu_offload(Net().eval(), "cpu")
+    model = cpu_offload(BufferedNet().eval(), "cpu")
     model(torch.ones(1, 3))
     seen = weakref.ref(model)
     del model

@@ -37,19 +37,7 @@ from accel_parallel import (
 )
 from accel_parallel.dispatch.device_maps import place_of
 from accel_state.errors import DeviceMapError, PlanError, SettingError
-
-
-class Net(nn.Module):
-    """236 bytes: 64, 72 (40 of them buffers) and 100."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear1 = nn.Linear(3, 4)
-        self.batchnorm = nn.BatchNorm1d(4)
-        self.linear2 = nn.Linear(4, 5)
-
-    def forward(self, x):
-        return self.linear2(self.batchnorm(self.linear1(x)))
+from accel_testkit.nets import BufferedNet
 
 
 class Tied(nn.Module):
@@ -72,7 +60,7 @@ class RootParameters(nn.Module):
 
 
 def three(*ties):
-    model = nn.Sequential(OrderedDict(layer1=Net(), layer2=Net(), layer3=Net()))
+    model = nn.Sequential(OrderedDict(layer1=BufferedNet(), layer2=BufferedNet(), layer3=BufferedNet()))
     for tied, first in ties:
         model.get_submodule(tied).weight = model.get_submodule(first).weight
     return model
@@ -103,13 +91,13 @@ def test_bytes_per_number():
 
 
 def test_sizes_of_modules_and_tensors():
-    sizes = compute_module_sizes(Net())
+    sizes = compute_module_sizes(BufferedNet())
     assert (sizes[""], sizes["linear1"], sizes["batchnorm"], sizes["linear2.bias"]) == (236, 64, 72, 20)
-    assert compute_module_total_buffer_size(Net()) == 40
-    halved = compute_module_sizes(Net(), dtype=torch.float16)
+    assert compute_module_total_buffer_size(BufferedNet()) == 40
+    halved = compute_module_sizes(BufferedNet(), dtype=torch.float16)
     assert (halved["linear1"], halved["batchnorm"]) == (32, 8 * 4 + 8)  # the counter stays an int64
-    assert compute_module_sizes(Net(), dtype=torch.float64)[""] == 236  # no weight grows
-    assert compute_module_sizes(Net(), special_dtypes={"linear1.weight": CustomDtype.INT4})["linear1"] == 6 + 16
+    assert compute_module_sizes(BufferedNet(), dtype=torch.float64)[""] == 236  # no weight grows
+    assert compute_module_sizes(BufferedNet(), special_dtypes={"linear1.weight": CustomDtype.INT4})["linear1"] == 6 + 16
     assert compute_module_sizes(Tied())[""] == 400
 
 
@@ -120,10 +108,10 @@ def test_masks_are_counted_as_they_lie_in_memory():
 
 
 def test_the_largest_layer():
-    model = Net()
+    model = BufferedNet()
     assert calculate_maximum_sizes(model) == (236, (100, ["linear2"]))
     sizes = compute_module_sizes(model)
-    assert get_max_layer_size([("", model)], sizes, ["Net"]) == (236, [""])
+    assert get_max_layer_size([("", model)], sizes, ["BufferedNet"]) == (236, [""])
 
 
 # ---- ties
@@ -133,7 +121,7 @@ def test_ties_are_found_and_made_again():
     model = Tied()
     groups = find_tied_parameters(model)
     assert groups == [["emb.weight", "head.weight"]]
-    assert find_tied_parameters(Net()) == []
+    assert find_tied_parameters(BufferedNet()) == []
     model.emb.weight = nn.Parameter(model.emb.weight.detach().to("meta"))
     retie_parameters(model, groups)
     assert model.emb.weight is model.head.weight
@@ -149,7 +137,7 @@ def test_what_shares_memory_has_one_id():
 
 
 def test_ties_of_a_configuration():
-    model = Net()
+    model = BufferedNet()
     assert check_tied_parameters_in_config(model) is False
     model.config = type("Config", (), {"tie_word_embeddings": True})()
     assert check_tied_parameters_in_config(model) is True
@@ -180,12 +168,12 @@ def test_the_longest_name_counts():
 
 def test_a_map_that_misses_parameters_lists_them():
     with pytest.raises(DeviceMapError, match=r"following parameters: linear2\.weight, linear2\.bias\. Name them"):
-        check_device_map(Net(), {"linear1": 0, "batchnorm": "cpu"})
+        check_device_map(BufferedNet(), {"linear1": 0, "batchnorm": "cpu"})
 
 
 def test_a_map_with_unknown_names_warns():
     with pytest.warns(UserWarning, match="do not match any submodules in the model: \\['nope'\\]"):
-        check_device_map(Net(), {"": 0, "nope": 1})
+        check_device_map(BufferedNet(), {"": 0, "nope": 1})
 
 
 def test_entries_are_joined_where_all_agree():
@@ -201,7 +189,7 @@ def test_entries_of_some_modules():
 
 
 def test_models_on_several_devices_are_told_apart():
-    model = nn.Sequential(Net())
+    model = nn.Sequential(BufferedNet())
     assert not has_several_devices(model)
     model[0].hf_device_map = {"": 0}
     assert not has_several_devices(model)
@@ -235,7 +223,7 @@ def test_memory_here_is_that_of_the_cpu_at_least():
     ],
 )
 def test_memory_is_balanced(given, low_zero, expected):
-    assert get_balanced_memory(Net(), given, low_zero=low_zero) == expected
+    assert get_balanced_memory(BufferedNet(), given, low_zero=low_zero) == expected
 
 
 # ---- plans
@@ -255,14 +243,14 @@ def test_memory_is_balanced(given, low_zero, expected):
 )
 def test_devices_are_filled_in_order(memory, expected):
     with pytest.warns(UserWarning, match="40 bytes of buffers") if memory.get(0) == 10 else nullcontext():
-        assert infer_auto_device_map(Net(), memory) == expected
+        assert infer_auto_device_map(BufferedNet(), memory) == expected
 
 
 def test_modules_are_split_unless_their_class_is_kept_whole():
-    model = nn.Sequential(Net(), Net(), Net())
+    model = nn.Sequential(BufferedNet(), BufferedNet(), BufferedNet())
     split = {"0": 0, "1.linear1": 0, "1.batchnorm": 0, "1.linear2": 1, "2": 1}
     assert infer_auto_device_map(model, {0: 500, 1: 500}) == split
-    assert infer_auto_device_map(model, {0: 500, 1: 500}, "Net") == {"0": 0, "1": 1, "2": 1}
+    assert infer_auto_device_map(model, {0: 500, 1: 500}, "BufferedNet") == {"0": 0, "1": 1, "2": 1}
 
 
 def test_tensors_that_the_root_holds_are_planned_one_by_one():
@@ -311,7 +299,7 @@ def test_a_device_that_nothing_fits_on_is_named_or_filled_out_of_order(caplog):
 
 
 def test_decisions_are_shown_when_asked_for(capsys):
-    infer_auto_device_map(Net(), {0: 1000}, verbose=True)
+    infer_auto_device_map(BufferedNet(), {0: 1000}, verbose=True)
     assert "the model (236 bytes) goes to 0" in capsys.readouterr().out
 
 

@@ -31,17 +31,7 @@ from accel_state.errors import (
     OffloadError,
     SettingError,
 )
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear1 = nn.Linear(3, 4)
-        self.batchnorm = nn.BatchNorm1d(4)
-        self.linear2 = nn.Linear(4, 5)
-
-    def forward(self, x):
-        return self.linear2(self.batchnorm(self.linear1(x)))
+from accel_testkit.nets import BufferedNet
 
 
 class Tied(nn.Module):
@@ -55,7 +45,7 @@ class Tied(nn.Module):
         return self.head(self.emb(x))
 
 
-def empty(kind=Net):
+def empty(kind=BufferedNet):
     with init_empty_weights():
         return kind().eval()
 
@@ -66,7 +56,7 @@ MIXED = {"linear1": "cpu", "batchnorm": "disk", "linear2": "disk"}
 @pytest.fixture
 def model():
     torch.manual_seed(0)
-    return Net().eval()
+    return BufferedNet().eval()
 
 
 @pytest.fixture
@@ -111,7 +101,7 @@ def test_weights_on_the_cpu_are_views_of_the_file_that_never_change_it(model, fo
 
 
 def test_a_model_with_numbers_is_filled_in_place(model, folder, x):
-    other = Net().eval()
+    other = BufferedNet().eval()
     kept = dict(other.named_parameters())
     load_checkpoint_in_model(other, folder)
     assert torch.equal(other(x), model(x))
@@ -150,7 +140,7 @@ def test_other_forms_of_checkpoints(model, x, tmp_path, kind):
 def test_a_file_that_could_run_code_is_refused(tmp_path):
     torch.save({"linear1.weight": Path("/")}, tmp_path / "pytorch_model.bin")
     with pytest.raises(CheckpointCorruptError, match="weights-only"):
-        load_checkpoint_in_model(Net(), tmp_path)
+        load_checkpoint_in_model(BufferedNet(), tmp_path)
 
 
 def test_dtypes(folder):
@@ -184,11 +174,11 @@ def test_differences_are_listed(model, tmp_path, caplog):
     save_file({**state, "extra.w": torch.ones(1)}, tmp_path / "model.safetensors")
     words = r'Missing key\(s\).*"linear2.weight", "linear2.bias".*Unexpected key\(s\).*"extra.w"'
     with pytest.raises(CheckpointMismatchError, match=words):
-        load_checkpoint_in_model(Net(), tmp_path, strict=True)
+        load_checkpoint_in_model(BufferedNet(), tmp_path, strict=True)
     with caplog.at_level(logging.WARNING):
-        load_checkpoint_in_model(Net(), tmp_path)
+        load_checkpoint_in_model(BufferedNet(), tmp_path)
     assert "was loaded in part" in caplog.text
-    with pytest.raises(OffloadError, match=r"linear2\.weight, linear2\.bias of Net have no numbers"):
+    with pytest.raises(OffloadError, match=r"linear2\.weight, linear2\.bias of BufferedNet have no numbers"):
         load_checkpoint_and_dispatch(empty(), tmp_path, device_map={"": "cpu"})
 
 
@@ -196,7 +186,7 @@ def test_shapes_that_differ_are_listed(tmp_path):
     save_file({"linear1.weight": torch.ones(2, 2), "linear2.bias": torch.ones(7)}, tmp_path / "model.safetensors")
     words = r"linear1\.weight is \(2, 2\) in the files and \(4, 3\) in the model.*linear2\.bias is \(7,\)"
     with pytest.raises(CheckpointMismatchError, match=words):
-        load_checkpoint_in_model(Net(), tmp_path)
+        load_checkpoint_in_model(BufferedNet(), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -219,7 +209,7 @@ def test_what_is_not_there_or_not_offered(tmp_path, folder):
     with pytest.raises(CheckpointNotFoundError, match="there is no"):
         load_checkpoint_and_dispatch(empty(), tmp_path / "nothing", device_map="auto")
     with pytest.raises(SettingError, match="bitsandbytes"):
-        load_checkpoint_in_model(Net(), folder, offload_8bit_bnb=True)
+        load_checkpoint_in_model(BufferedNet(), folder, offload_8bit_bnb=True)
 
 
 def test_a_folder_with_safetensors_entries_is_read(model, folder, x, tmp_path):
@@ -235,7 +225,7 @@ def test_a_folder_with_safetensors_entries_is_read(model, folder, x, tmp_path):
 
 def sent_by_rank_0(folder, has_file):
     state = accel.PartialState(cpu=True)
-    model = Net()
+    model = BufferedNet()
     where = folder if state.is_main_process and has_file else f"{folder}/nothing"
     try:
         load_checkpoint_in_model(model, where, broadcast_from_rank0=True, strict=True)
