@@ -269,6 +269,23 @@ def test_each_machine_has_its_own_first_also_when_ranks_are_dealt_round_robin(ra
     assert ranks(body, 4) == [(True, False), (True, False), (False, True), (False, True)]
 
 
+def test_a_rank_that_leaves_at_once_lets_slower_ones_connect(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    def body() -> Any:
+        from accel_state import process_group
+
+        connect = process_group.Channel.note_connected
+        if os.environ["RANK"] == "1":
+            monkeypatch.setattr(process_group.Channel, "note_connected", lambda self: (time.sleep(1), connect(self)))
+        state = PartialState(cpu=True)
+        begun = time.monotonic()
+        state.destroy_process_group()
+        return time.monotonic() - begun
+
+    first, second = ranks(body, 2)
+    assert first > 0.5  # it waited for the other
+    assert second < first
+
+
 FORKS = """
 import os, sys
 import accel_state.collectives.channel

@@ -32,6 +32,7 @@ from accel_state.ordering import name_local_main
 from accel_state.settings import UNSET, setting, warn_unknown_variables
 from accel_state.topology import Topology
 
+CONNECTING_S = 5.0  # how long a rank that leaves waits for others that are still connecting; at once otherwise
 GOODBYE_S = 10.0  # how long the rank that hosts the store waits, when it leaves, for ranks that may still read from it
 
 
@@ -167,7 +168,10 @@ def end_job(group: Any = None) -> None:
     if group is not None:
         dist.destroy_process_group(group)
         return
-    _was_destroyed = _job is not None and _job.channel is not None and _job.channel.world_size > 1
+    channel = None if _job is None else _job.channel
+    if channel is not None:
+        channel.wait_until_connected(CONNECTING_S)
+    _was_destroyed = channel is not None and channel.world_size > 1
     _job = None
     dist.destroy_process_group()
 
@@ -286,6 +290,7 @@ def _open_channel(kind: DeviceKind, backend: str | None, timeout: timedelta) -> 
     assert world is not None
     store = PrefixStore(f"accel/{_generation}", world.get_group_store())
     channel = Channel(group, store, dist.get_rank(), dist.get_world_size(), timeout)
+    channel.note_connected()
     post_whereabouts(store, channel.rank)
     _tell_others_before_dying()
     return channel

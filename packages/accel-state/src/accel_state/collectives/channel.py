@@ -318,6 +318,16 @@ class Channel:
         with suppress(RuntimeError):  # the store is gone: nobody is left to be told
             absence.post_failure(self.store, self.rank, error)
 
+    def note_connected(self) -> None:
+        """Tell the others that this rank's connections stand."""
+        self.store.add("connected", 1)
+
+    def wait_until_connected(self, limit_s: float) -> None:
+        """Return when all ranks' connections stand, or after `limit_s`: one that leaves earlier would break theirs."""
+        if self._broken is None and not self._is_copy:
+            with suppress(RuntimeError):  # the store is gone, and with it those that could wait
+                until(lambda: self.store.add("connected", 0) >= self.world_size, limit_s)
+
     def goodbye(self) -> Callable[[float], None]:
         """What to call with a limit in seconds when this process ends, after its groups are gone.
 
