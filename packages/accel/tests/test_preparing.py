@@ -239,6 +239,23 @@ def test_a_model_with_a_device_map_of_one_place_is_like_any_other():
     assert accelerator.verify_device_map(model)
 
 
+def test_a_model_with_offloaded_weights_is_saved_whole(tmp_path):
+    from accel import disk_offload
+    from accel_ckpt import read_weights
+
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).eval()
+    want = {name: value.clone() for name, value in model.state_dict().items()}
+    disk_offload(model, tmp_path / "offloaded", execution_device="cpu", offload_buffers=True)
+    accelerator = Accelerator(cpu=True)
+    got = accelerator.get_state_dict(model)
+    accelerator.save_model(model, tmp_path / "model")
+    written = {}
+    read_weights(tmp_path / "model", written.__setitem__)
+    for state in (got, written):
+        assert state.keys() == want.keys()
+        assert all(torch.equal(state[name], value) for name, value in want.items())
+
+
 def test_a_dispatched_model_runs_prepared_where_it_lies(tmp_path):
     from accel import dispatch_model
 

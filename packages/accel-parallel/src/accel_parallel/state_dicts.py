@@ -10,6 +10,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
 from .arguments import require_models
+from .dispatch.placeholders import OffloadedWeight
+from .dispatch.stored_states import get_state_dict_offloaded_model
 from .plan import is_pipelined
 from .repointing import canonical_name
 from .unwrap import inner_model, inside_compiled
@@ -36,7 +38,8 @@ def full_state_dict(model: nn.Module, unwrap: bool = True) -> dict[str, Any]:
 
     Returns:
         Of a sharded or pipelined model: on rank 0 everything, on the CPU, as copies that training does not change, tied
-        weights as one; elsewhere an empty dict. Of others: `model.state_dict()`.
+        weights as one; elsewhere an empty dict. Of a model with offloaded weights: those too, read to the CPU. Of
+        others: `model.state_dict()`.
 
     Cost: an all-gather per sharded tensor; of a pipelined model each tensor is also sent to rank 0.
     """
@@ -50,6 +53,8 @@ def full_state_dict(model: nn.Module, unwrap: bool = True) -> dict[str, Any]:
         return _whole_of_flat(flat)
     if unwrap:
         model = inner_model(model)
+    if any(isinstance(tensor, OffloadedWeight) for tensor in (*model.parameters(), *model.buffers())):
+        return get_state_dict_offloaded_model(model)
     state: dict[str, Any] = model.state_dict()
     if not model_has_dtensor(model):
         return state
