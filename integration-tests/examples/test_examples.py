@@ -19,7 +19,7 @@ from accel import STOPPED_EXIT_CODE
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 SCRIPTS = sorted(path.stem for path in EXAMPLES.glob("*.py"))
-TESTED_ELSEWHERE = {"digits"}  # integration-tests/digits
+TESTED_ELSEWHERE = {"digits", "big_model_inference"}  # integration-tests/digits and big_models
 
 pytestmark = pytest.mark.timeout(300)
 

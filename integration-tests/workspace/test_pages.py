@@ -38,7 +38,7 @@ def test_a_block_runs_on_its_own(page: str, number: int, tmp_path: Path) -> None
     assert done.returncode == 0, f"{script.read_text()}\n{done.stdout}{done.stderr}"
 
 
-def tests_in(top: str) -> Iterator[Path]:
+def files_of_tests(top: str) -> Iterator[Path]:
     return (ROOT / top).rglob("test_*.py")
 
 
@@ -50,7 +50,7 @@ def test_a_page_that_is_run_has_code(page: str) -> None:
 def test_every_block_of_ours_is_run_somewhere() -> None:
     """Blocks of pages in `docs` are marked `py` where they are not ours to run."""
     pages = [page for page in docs.find_pages() if page.is_relative_to(ROOT / "docs") and python_blocks(page)]
-    tests = "".join(path.read_text() for top in ("integration-tests", "packages") for path in tests_in(top))
+    tests = "".join(path.read_text() for top in ("integration-tests", "packages") for path in files_of_tests(top))
     assert [page.name for page in pages if page.name not in tests] == []
 
 
